@@ -1,0 +1,22 @@
+//! Every maximum that both ends of a wire hold to. A message over a limit gets a typed error, and nothing changes.
+
+/// Bytes of one push message: the client cuts there. 64-256 KiB entries are where consensus is fastest.
+pub const PUSH_BODY_BYTES_MAX: usize = 256 * 1024;
+/// A row wider than a push message travels alone; this is the most one push message may then have.
+pub const PUSH_BODY_BYTES_HARD_MAX: usize = 2 * 1024 * 1024;
+/// Bytes of rows in one pull reply: the client cuts there.
+pub const PULL_REPLY_BYTES_MAX: usize = 1024 * 1024;
+/// Floats in a row.
+pub const DIM_MAX: u32 = 64 * 1024;
+/// Bytes of one gRPC message, either way.
+pub const MESSAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Push messages a client may have unacknowledged per shard; the session table keeps as many results.
+pub const PUSHES_IN_FLIGHT_MAX: usize = 64;
+/// Tables in one push message.
+pub const PUSH_TABLES_MAX: usize = 256;
+/// Tables in a cluster.
+pub const TABLES_MAX: usize = 4096;
+/// Bytes of a table's name.
+pub const TABLE_NAME_BYTES_MAX: usize = 128;
+/// Shards in a cluster.
+pub const SHARDS_MAX: u32 = 4096;

@@ -1,0 +1,176 @@
+//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry.
+//!
+//! ```text
+//! kind u8 | version u8 | reserved u16 = 0 | crc32 u32 of the body | body (protobuf or fixed, by kind)
+//! ```
+//!
+//! Every command of a shard's log starts with (kind, version): [`KIND_PUSH`](crate::push_body::KIND_PUSH) is laid out in
+//! `push_body.rs`. An unknown kind or version halts a replica, it is never skipped (design 14.13).
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+use crate::v1;
+
+/// A table is created, changed or dropped on this shard.
+pub const KIND_SCHEMA: u8 = 2;
+/// Every replica computes a digest as of this entry.
+pub const KIND_SCRUB: u8 = 3;
+/// Sessions end: (floor, live numbers below it).
+pub const KIND_SESSIONS: u8 = 4;
+/// The version of all of the above.
+pub const SHARD_COMMAND_VERSION: u8 = 1;
+const HEADER_BYTES: usize = 8;
+
+/// A decoded shard command other than a push.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ShardCommand {
+    /// The table's definition, or its drop.
+    Schema {
+        /// Number and definition.
+        table: v1::TableDescription,
+        /// The table and its rows go away; the number is never used again.
+        dropped: bool,
+    },
+    /// Digest of the replica's state as of this entry.
+    Scrub {
+        /// Names the digest for whoever collects it.
+        scrub_id: u64,
+    },
+    /// Any session below `floor` that is not in `live` has expired.
+    Sessions {
+        /// Numbers at or above are not touched.
+        floor: u64,
+        /// Numbers below the floor that live on, ascending.
+        live: Vec<u64>,
+    },
+}
+
+/// Why bytes are not a shard command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShardCommandError {
+    /// A kind or version this build does not know: the replica must halt, not skip.
+    #[error("unknown shard command: kind {kind}, version {version}")]
+    Unknown {
+        /// First byte.
+        kind: u8,
+        /// Second byte.
+        version: u8,
+    },
+    /// The bytes do not decode.
+    #[error("malformed shard command of kind {kind}: {what}")]
+    Malformed {
+        /// First byte.
+        kind: u8,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl ShardCommand {
+    /// The bytes for the log.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = BytesMut::new();
+        bytes.put_bytes(0, HEADER_BYTES);
+        bytes[1] = SHARD_COMMAND_VERSION;
+        match self {
+            ShardCommand::Schema { table, dropped } => {
+                bytes[0] = KIND_SCHEMA;
+                bytes.put_u8(u8::from(*dropped));
+                bytes.extend_from_slice(&table.encode_to_vec());
+            }
+            ShardCommand::Scrub { scrub_id } => {
+                bytes[0] = KIND_SCRUB;
+                bytes.put_u64_le(*scrub_id);
+            }
+            ShardCommand::Sessions { floor, live } => {
+                bytes[0] = KIND_SESSIONS;
+                bytes.put_u64_le(*floor);
+                for number in live {
+                    bytes.put_u64_le(*number);
+                }
+            }
+        }
+        let crc = crc32fast::hash(&bytes[HEADER_BYTES..]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes.freeze()
+    }
+
+    /// Decodes what [`ShardCommand::encode`] laid out.
+    ///
+    /// # Errors
+    /// [`ShardCommandError::Unknown`] for a kind or version of another build, [`ShardCommandError::Malformed`] otherwise.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ShardCommandError> {
+        let (kind, version) = match bytes {
+            [kind, version, ..] => (*kind, *version),
+            _ => return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() }),
+        };
+        if !(KIND_SCHEMA..=KIND_SESSIONS).contains(&kind) || version != SHARD_COMMAND_VERSION {
+            return Err(ShardCommandError::Unknown { kind, version });
+        }
+        let malformed = |what: &str| ShardCommandError::Malformed { kind, what: what.into() };
+        if bytes.len() < HEADER_BYTES {
+            return Err(malformed("shorter than its header"));
+        }
+        let (head, body) = bytes.split_at(HEADER_BYTES);
+        if head[4..8] != crc32fast::hash(body).to_le_bytes() {
+            return Err(malformed("checksum mismatch"));
+        }
+        let word = |at: usize| -> Option<u64> {
+            body.get(at..at + 8).and_then(|raw| raw.try_into().ok()).map(u64::from_le_bytes)
+        };
+        match kind {
+            KIND_SCHEMA => {
+                let (dropped, rest) = body.split_first().ok_or_else(|| malformed("empty"))?;
+                let table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
+            }
+            KIND_SCRUB => Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? }),
+            _ => {
+                let floor = word(0).ok_or_else(|| malformed("cut short"))?;
+                if body.len() % 8 != 0 {
+                    return Err(malformed("not a whole number of sessions"));
+                }
+                let live = (1..body.len() / 8).filter_map(|i| word(i * 8)).collect();
+                Ok(ShardCommand::Sessions { floor, live })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn round_trips() {
+        let table = v1::TableDescription {
+            number: 9,
+            definition: Some(v1::TableDefinition { name: "items".into(), dim: 16, ..Default::default() }),
+        };
+        for command in [
+            ShardCommand::Schema { table, dropped: false },
+            ShardCommand::Scrub { scrub_id: 5 },
+            ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
+            ShardCommand::Sessions { floor: 0, live: vec![] },
+        ] {
+            assert_eq!(ShardCommand::decode(&command.encode()).expect("our own bytes"), command);
+        }
+    }
+
+    #[test]
+    fn another_version_is_unknown_not_malformed() {
+        let mut bytes = ShardCommand::Scrub { scrub_id: 5 }.encode().to_vec();
+        bytes[1] = 2;
+        assert_eq!(ShardCommand::decode(&bytes), Err(ShardCommandError::Unknown { kind: KIND_SCRUB, version: 2 }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = ShardCommand::decode(&bytes);
+        }
+    }
+}

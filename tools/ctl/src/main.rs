@@ -1,0 +1,2 @@
+//! Placeholder, replaced in this session.
+fn main() {}
