@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Prints what `make` can do here, and where it puts things.
+set -euo pipefail
+cat <<TEXT
+Evershard: a parameter server for distributed ML training that does not lose anything.
+
+  make demo     train a recommender on a 3-node cluster while leaders are killed, and prove that nothing was lost
+  make test     everything that must hold: unit, cluster, crash and Python tests
+
+  make build    release binaries in bin/, the Python wheel installed in .venv
+  make quick    the tests that need no cluster (a minute or two)
+  make lint     formatting and clippy, warnings are errors
+  make bench    pull, push and step with 1 and 4 workers, R = 1 and 3, fsync and memory
+  make chaos    the kill tests with 200 kills (EVERSHARD_KILLS=n for another number)
+  make clean    remove bin/, .venv and what the demo left
+  make clean-cache  also remove the build cache (RocksDB is then built again: 14-20 minutes on 2 cores)
+
+Each installs what it misses (Debian, Ubuntu and the like; others are told what to install).
+The first run builds RocksDB and all dependencies: 30-60 minutes on 2 cores. After that: seconds.
+Builds go to \${EVERSHARD_CACHE:-~/.cache/evershard}, shared by every checkout on this machine.
+
+After 'make build':
+  bin/evershard dev --nodes 3 --shards 8 --dir /tmp/es    a whole cluster on this machine
+  bin/evershardctl status                                 what it looks like
+  .venv/bin/python examples/quickstart.py                 train against it
+TEXT
