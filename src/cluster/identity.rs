@@ -1,0 +1,123 @@
+//! Whose data a directory holds: the cluster, the node, and the replicas that were made in it.
+//!
+//! Invariants:
+//! - a directory belongs to one node of one cluster for ever; anything else is refused before a byte is read;
+//! - a replica is listed here before it takes part in its group, so that a listed replica without data is a lost one.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::durable_file::{self, DurableFileError};
+
+const FILE_NAME: &str = "identity";
+const MAGIC: [u8; 8] = *b"EVIDENTY";
+const VERSION: u32 = 1;
+
+/// The data directory cannot be used by this node.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] DurableFileError),
+    /// The content does not decode.
+    #[error("{path} is damaged: {what}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The directory is another node's, or of another cluster.
+    #[error("{path} belongs to {field} {found}, this node is of {field} {expected}: nothing was changed")]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// `cluster` or `node`.
+        field: &'static str,
+        /// As found.
+        found: String,
+        /// As configured.
+        expected: String,
+    },
+}
+
+/// A replica that was made in this directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedReplica {
+    /// Its group.
+    pub group: u64,
+    /// Its shard (`META_SHARD` for the meta group).
+    pub shard: u32,
+    /// Its id.
+    pub replica: u64,
+}
+
+/// The identity file's content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The cluster's id.
+    pub cluster_id: String,
+    /// The node's number.
+    pub node: u64,
+    /// Every replica that was made here and not destroyed.
+    pub replicas: Vec<ListedReplica>,
+}
+
+impl Identity {
+    /// Reads the identity of `data`; `None` when the directory is new. `cluster_id` may be empty: any cluster.
+    ///
+    /// # Errors
+    /// [`IdentityError::Mismatch`] when it is not of this cluster and node.
+    pub fn read(data: &Path, cluster_id: &str, node: u64) -> Result<Option<Self>, IdentityError> {
+        let path = data.join(FILE_NAME);
+        let Some(body) = durable_file::read(&path, MAGIC, VERSION)? else { return Ok(None) };
+        let identity: Identity = serde_json::from_slice(&body)
+            .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
+        let mismatch = |field, found: String, expected: String| {
+            Err(IdentityError::Mismatch { path: path.clone(), field, found, expected })
+        };
+        if !cluster_id.is_empty() && identity.cluster_id != cluster_id {
+            return mismatch("cluster", identity.cluster_id, cluster_id.into());
+        }
+        if identity.node != node {
+            return mismatch("node", identity.node.to_string(), node.to_string());
+        }
+        Ok(Some(identity))
+    }
+
+    /// Replaces the identity of `data`, durably.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub fn write(&self, data: &Path) -> Result<(), IdentityError> {
+        let path = data.join(FILE_NAME);
+        let body = serde_json::to_vec(self)
+            .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
+        Ok(durable_file::write(&path, MAGIC, VERSION, &body)?)
+    }
+
+    /// The replica of `group` in this directory.
+    #[must_use]
+    pub fn replica_of(&self, group: u64) -> Option<ListedReplica> {
+        self.replicas.iter().copied().find(|r| r.group == group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_another_cluster_or_node_is_refused() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let data = directory.path();
+        assert_eq!(Identity::read(data, "", 1).expect("new"), None);
+        let identity = Identity { cluster_id: "c".into(), node: 1, replicas: vec![] };
+        identity.write(data).expect("write");
+        assert_eq!(Identity::read(data, "c", 1).expect("ours"), Some(identity));
+        let error = Identity::read(data, "d", 1).expect_err("another cluster").to_string();
+        assert!(error.contains("cluster c") && error.contains("cluster d"), "{error}");
+        assert!(Identity::read(data, "c", 2).is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! Crash points for tests: `EVERSHARD_FAILPOINTS="flush::before_meta=kill@2;..."` makes the process kill itself with
+//! SIGKILL at the n-th pass of a point. Only in builds with the feature `failpoints`; a release refuses the variable.
+
+/// A failpoint setting that does not make sense; the process does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum FailpointError {
+    /// This build has no failpoints.
+    #[error("EVERSHARD_FAILPOINTS is set, but this build has no failpoints (feature `failpoints`)")]
+    NotBuiltIn,
+    /// The setting does not parse.
+    #[error("EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N")]
+    Malformed {
+        /// The part that does not parse.
+        setting: String,
+    },
+}
+
+/// Arms the points named in the environment.
+///
+/// # Errors
+/// [`FailpointError`].
+pub fn arm_from_environment() -> Result<(), FailpointError> {
+    let Ok(settings) = std::env::var("EVERSHARD_FAILPOINTS") else { return Ok(()) };
+    if settings.is_empty() {
+        return Ok(());
+    }
+    arm(&settings)
+}
+
+#[cfg(not(feature = "failpoints"))]
+fn arm(_settings: &str) -> Result<(), FailpointError> {
+    Err(FailpointError::NotBuiltIn)
+}
+
+#[cfg(feature = "failpoints")]
+fn arm(settings: &str) -> Result<(), FailpointError> {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    for setting in settings.split(';').filter(|s| !s.is_empty()) {
+        let malformed = || FailpointError::Malformed { setting: setting.to_string() };
+        let (name, action) = setting.split_once('=').ok_or_else(malformed)?;
+        let pass = match action.split_once('@') {
+            Some(("kill", n)) => n.parse::<u64>().map_err(|_| malformed())?,
+            None if action == "kill" => 1,
+            _ => return Err(malformed()),
+        };
+        let passes = AtomicU64::new(0);
+        let point = name.to_string();
+        fail::cfg_callback(name, move || {
+            if passes.fetch_add(1, Ordering::SeqCst) + 1 == pass {
+                eprintln!("evershard: failpoint {point} reached for the {pass}. time: kill -9");
+                // SAFETY: getpid and kill have no preconditions; the process ends here, as by `kill -9`.
+                unsafe {
+                    libc::kill(libc::getpid(), libc::SIGKILL);
+                }
+            }
+        })
+        .map_err(|_| malformed())?;
+    }
+    Ok(())
+}

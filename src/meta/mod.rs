@@ -1,0 +1,12 @@
+//! The meta group (group 0): who is in the cluster, which tables and shards there are, and who may do what next.
+//!
+//! `state.rs` is the pure core, `machine.rs` drives it from the log and keeps it on disk.
+//!
+//! Not here: acting on the state (`cluster/`), and telling clients about it (`routing/`).
+
+mod machine;
+mod record;
+pub mod state;
+
+pub use machine::MetaMachine;
+pub use record::MetaRecordError;

@@ -1,0 +1,74 @@
+//! The meta group's state on disk: one checksummed file, replaced as a whole, that is also its raft snapshot.
+//!
+//! Invariant: the file holds the state as of exactly one log position, with the membership as of there, and never one
+//! beyond the locally durable log (the caller sees to it: design 14.2).
+
+use std::path::Path;
+
+use bytes::Bytes;
+use evershard_proto::v1::MetaState;
+use evershard_raft::state_machine::{LogPosition, SnapshotMark};
+use prost::Message;
+
+use crate::durable_file::{self, DurableFileError};
+
+/// The file's name, in a replica's directory and in a snapshot.
+pub(super) const FILE_NAME: &str = "meta-state";
+const MAGIC: [u8; 8] = *b"EVMETAST";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 32;
+
+/// The meta group's file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MetaRecordError {
+    /// The file itself.
+    #[error(transparent)]
+    File(#[from] DurableFileError),
+    /// The checksum holds, and yet the content does not decode.
+    #[error("the meta group's state does not decode: {0}")]
+    Malformed(String),
+}
+
+/// A state and where in the log it stands.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MetaRecord {
+    pub(super) mark: SnapshotMark,
+    pub(super) state: MetaState,
+}
+
+impl MetaRecord {
+    pub(super) fn write(&self, directory: &Path) -> Result<(), MetaRecordError> {
+        let position = self.mark.position.unwrap_or_default();
+        let mut body = Vec::new();
+        body.extend_from_slice(&u32::from(self.mark.position.is_some()).to_le_bytes());
+        body.extend_from_slice(&(self.mark.membership.len() as u32).to_le_bytes());
+        for word in [position.term, position.leader, position.index] {
+            body.extend_from_slice(&word.to_le_bytes());
+        }
+        body.extend_from_slice(&self.mark.membership);
+        body.extend_from_slice(&self.state.encode_to_vec());
+        Ok(durable_file::write(&directory.join(FILE_NAME), MAGIC, VERSION, &body)?)
+    }
+
+    /// `None` when there is no file.
+    pub(super) fn read(directory: &Path) -> Result<Option<Self>, MetaRecordError> {
+        let Some(body) = durable_file::read(&directory.join(FILE_NAME), MAGIC, VERSION)? else {
+            return Ok(None);
+        };
+        if body.len() < HEADER_BYTES {
+            return Err(MetaRecordError::Malformed("shorter than its header".into()));
+        }
+        let half = |at: usize| u32::from_le_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+        let membership_end = HEADER_BYTES.saturating_add(half(4) as usize);
+        let membership = body
+            .get(HEADER_BYTES..membership_end)
+            .ok_or_else(|| MetaRecordError::Malformed("the membership is cut short".into()))?;
+        let position =
+            (half(0) != 0).then(|| LogPosition { term: word(8), leader: word(16), index: word(24) });
+        let state =
+            MetaState::decode(&body[membership_end..]).map_err(|e| MetaRecordError::Malformed(e.to_string()))?;
+        let mark = SnapshotMark { position, membership: Bytes::copy_from_slice(membership) };
+        Ok(Some(MetaRecord { mark, state }))
+    }
+}

@@ -1,0 +1,40 @@
+//! Every metric's name, in one place: unit last, labels from closed sets.
+
+/// Pushes answered, by `outcome` (`applied`, `replayed`, `refused`, `failed`).
+pub const PUSHES_TOTAL: &str = "evershard_pushes_total";
+/// Bytes of push bodies that arrived.
+pub const PUSH_BYTES_TOTAL: &str = "evershard_push_bytes_total";
+/// Seconds from a push's arrival to its answer.
+pub const PUSH_SECONDS: &str = "evershard_push_seconds";
+/// Pulls answered, by `outcome` (`ok`, `refused`, `failed`).
+pub const PULLS_TOTAL: &str = "evershard_pulls_total";
+/// Rows read by pulls.
+pub const PULL_ROWS_TOTAL: &str = "evershard_pull_rows_total";
+/// Seconds from a pull's arrival to its answer.
+pub const PULL_SECONDS: &str = "evershard_pull_seconds";
+/// 1 for each replica, by `shard` and `role`.
+pub const REPLICA_ROLE: &str = "evershard_replica_role";
+/// Log index applied, by `shard`.
+pub const REPLICA_APPLIED_INDEX: &str = "evershard_replica_applied_index";
+/// Log index flushed to RocksDB, by `shard`.
+pub const REPLICA_FLUSHED_INDEX: &str = "evershard_replica_flushed_index";
+/// Live rows, by `shard`.
+pub const REPLICA_ROWS: &str = "evershard_replica_rows";
+/// 1 when the node is ready.
+pub const NODE_READY: &str = "evershard_node_ready";
+
+/// Gives every metric its help text.
+pub fn describe() {
+    use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+    describe_counter!(PUSHES_TOTAL, Unit::Count, "Pushes answered, by outcome");
+    describe_counter!(PUSH_BYTES_TOTAL, Unit::Bytes, "Bytes of push bodies that arrived");
+    describe_histogram!(PUSH_SECONDS, Unit::Seconds, "From a push's arrival to its answer");
+    describe_counter!(PULLS_TOTAL, Unit::Count, "Pulls answered, by outcome");
+    describe_counter!(PULL_ROWS_TOTAL, Unit::Count, "Rows read by pulls");
+    describe_histogram!(PULL_SECONDS, Unit::Seconds, "From a pull's arrival to its answer");
+    describe_gauge!(REPLICA_ROLE, "1 for each replica, by shard and role");
+    describe_gauge!(REPLICA_APPLIED_INDEX, "Log index applied, by shard");
+    describe_gauge!(REPLICA_FLUSHED_INDEX, "Log index flushed to RocksDB, by shard");
+    describe_gauge!(REPLICA_ROWS, "Live rows, by shard");
+    describe_gauge!(NODE_READY, "1 when the node is ready");
+}
