@@ -1,0 +1,205 @@
+//! The table in memory: where a replica's rows are while they train.
+//!
+//! One [`Table`] per (replica, table number). It is not thread safe by itself: the server keeps a replica's tables behind a
+//! read-write lock; apply takes it for writing, pulls and the flush take it for reading.
+//!
+//! How a row is reached: key -> `index` (buckets of one cache line: tags and slots) -> slot -> `arena` (key, header, weights
+//! and state in one run of memory). Batches prefetch all buckets first and all rows next ([`Table::find_batch`],
+//! [`Table::visit`]): that is worth 4 x over one row at a time.
+//!
+//! How a row reaches the disk: [`Table::row_mut`] and [`Table::insert`] mark it dirty; a flush then walks
+//!
+//! 1. [`Table::begin_flush`] (lock for writing, short): what is dirty now is owed by this flush;
+//! 2. [`Table::flush_keys`] (lock for reading, in steps): which rows; the caller sorts them by key;
+//! 3. [`Table::flush_rows`] (lock for reading, a batch at a time): copies rows out whole, as they are by then;
+//! 4. [`Table::commit_flush`] when the run is durable, or [`Table::abort_flush`] (lock for writing, short).
+//!
+//! Invariants:
+//! - every key in the index has exactly one slot, and the row there carries that key;
+//! - a row changed after its copy stays dirty; rows of a failed flush are dirty again (`dirty`);
+//! - only clean tombstones leave memory, so a slot owed by a flush is never given to another key;
+//! - `len() + tombstones()` is the number of keys in the index.
+//!
+//! Not here: what rows mean, RocksDB (`rocks`), locks.
+
+mod arena;
+mod chunk;
+mod dirty;
+mod flush;
+mod index;
+mod lookup;
+mod row;
+mod slot;
+
+pub use flush::{DirtyRow, FlushCursor};
+pub use row::{RowHeader, RowMut, RowRef, RowShape};
+pub use slot::Slot;
+
+use arena::Arena;
+use dirty::Dirty;
+use index::Index;
+
+/// Rows of one table in one replica. See the [module](self).
+#[derive(Debug)]
+pub struct Table {
+    index: Index,
+    arena: Arena,
+    dirty: Dirty,
+    /// Keys in the index.
+    entries: u64,
+    /// Of them, those whose row is a tombstone.
+    tombstones: u64,
+}
+
+impl Table {
+    /// Rows looked up together: what [`Table::find_batch`] keeps in flight, and a good size for callers' own batches.
+    pub const BATCH: usize = 128;
+
+    /// An empty table; takes no memory for rows yet.
+    #[must_use]
+    pub fn new(shape: RowShape) -> Self {
+        Self {
+            index: Index::default(),
+            arena: Arena::new(shape),
+            dirty: Dirty::default(),
+            entries: 0,
+            tombstones: 0,
+        }
+    }
+
+    /// What its rows look like.
+    #[inline]
+    #[must_use]
+    pub fn shape(&self) -> RowShape {
+        self.arena.shape()
+    }
+
+    /// Live rows: tombstones do not count.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.entries - self.tombstones
+    }
+
+    /// Whether there is no live row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Removed rows whose version is still kept.
+    #[must_use]
+    pub fn tombstones(&self) -> u64 {
+        self.tombstones
+    }
+
+    /// Memory taken by rows, index and dirty bits.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.arena.bytes() + self.index.bytes() + self.dirty.bytes()
+    }
+
+    /// The row in a slot.
+    ///
+    /// # Panics
+    /// When the slot was not handed out by this table since it was last cleared.
+    #[inline]
+    #[must_use]
+    pub fn row(&self, slot: Slot) -> RowRef<'_> {
+        let (head, floats) = self.arena.row(slot);
+        RowRef { header: &head.header, floats, dim: self.arena.shape().dim as usize }
+    }
+
+    /// The row in a slot, to change: it is dirty from here on.
+    ///
+    /// # Panics
+    /// When the slot was not handed out by this table since it was last cleared.
+    #[inline]
+    pub fn row_mut(&mut self, slot: Slot) -> RowMut<'_> {
+        self.dirty.mark(slot.number());
+        let dim = self.arena.shape().dim as usize;
+        let (head, floats) = self.arena.row_mut(slot);
+        RowMut {
+            was_tombstone: head.header.is_tombstone(),
+            header: &mut head.header,
+            floats,
+            dim,
+            tombstones: &mut self.tombstones,
+        }
+    }
+
+    /// Makes a row of zeros for an absent key, dirty. A key that is there keeps its row, which becomes dirty: so a batch may
+    /// insert the same key twice.
+    pub fn insert(&mut self, key: u64) -> Slot {
+        let slot = self.entry(key).0;
+        self.dirty.mark(slot.number());
+        slot
+    }
+
+    /// Takes in a row from disk: clean. A row that is in memory already is newer: it stays, and the answer is `false`.
+    /// Missing floats (a tombstone has none on disk) are zero; more floats than the shape has are left out, so the caller
+    /// checks the length of live rows against [`Table::shape`] before.
+    pub fn load(&mut self, key: u64, header: RowHeader, floats: &[f32]) -> bool {
+        let (slot, fresh) = self.entry(key);
+        if fresh {
+            let (head, own) = self.arena.row_mut(slot);
+            head.header = RowHeader { flags: header.flags & !RowHeader::VACANT, ..header };
+            for (own, loaded) in own.iter_mut().zip(floats) {
+                *own = *loaded;
+            }
+            self.tombstones += u64::from(header.is_tombstone());
+        }
+        fresh
+    }
+
+    /// Drops a tombstone for good; answers whether it did. Live rows, rows not flushed yet and absent keys stay as they are.
+    pub fn remove_entry(&mut self, key: u64) -> bool {
+        let Some(slot) = self.slot_of(key) else { return false };
+        if !self.arena.head(slot).header.is_tombstone() || !self.dirty.is_clean(slot.number()) {
+            return false;
+        }
+        self.index.remove(key);
+        self.arena.release(slot);
+        self.entries -= 1;
+        self.tombstones -= 1;
+        true
+    }
+
+    /// Number of slots ever used: what [`Table::row_at`] may be asked for.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.arena.used()
+    }
+
+    /// The row in the slot of this number, if there is one: tombstones too. For scans, in the arena's order.
+    #[inline]
+    #[must_use]
+    pub fn row_at(&self, number: u32) -> Option<(u64, RowRef<'_>)> {
+        if number >= self.arena.used() {
+            return None;
+        }
+        let (head, floats) = self.arena.row(Slot::from_number(number));
+        (head.header.flags & RowHeader::VACANT == 0).then(|| {
+            let row = RowRef { header: &head.header, floats, dim: self.arena.shape().dim as usize };
+            (head.key, row)
+        })
+    }
+
+    /// Forgets every row and gives the memory back. A running flush then owes nothing, and slots handed out before are void.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.arena.shape());
+    }
+
+    fn slot_of(&self, key: u64) -> Option<Slot> {
+        self.index.find(key)
+    }
+
+    fn entry(&mut self, key: u64) -> (Slot, bool) {
+        if let Some(slot) = self.slot_of(key) {
+            return (slot, false);
+        }
+        let slot = self.arena.allocate(key);
+        self.index.insert(key, slot);
+        self.entries += 1;
+        (slot, true)
+    }
+}
