@@ -1,0 +1,361 @@
+"""PyTorch modules whose weights live on an Evershard cluster.
+
+* :class:`Embedding` and :class:`EmbeddingBag` take the place of ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag``:
+  the forward pass pulls the distinct rows of the batch, the backward pass pushes their gradients.
+* :class:`DenseParameters` keeps the ordinary parameters of a module (its linear layers) on the cluster as well.
+* :class:`EmbeddingGroup` pulls all of these together, and pushes all their gradients together: one round trip a shard
+  for the forward pass of a whole model, one for its backward pass.
+
+The optimizer runs on the servers, once per distinct row and backward pass: these modules have no ``Parameter`` of their
+own, need no ``zero_grad()`` and no local ``optimizer.step()``. Gradients of repeated ids are summed first, as PyTorch
+does. Nothing is pushed in eval mode, under ``torch.no_grad()``, or for a row with no gradient.
+
+``backward()`` returns when a quorum of replicas has the gradients; it raises an :class:`evershard.EvershardError` when
+they could not be pushed. Calling ``backward()`` twice pushes twice.
+
+Not here: devices other than the CPU. Rows arrive in CPU memory; move what the module returns with ``.to(device)``, and
+autograd brings the gradients back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+__all__ = ["DenseParameters", "Embedding", "EmbeddingBag", "EmbeddingGroup"]
+
+
+class _Request(NamedTuple):
+    """Rows that one module wants for one forward pass, and what it makes of them."""
+
+    table: Any
+    ids: np.ndarray
+    lr: Optional[float]
+    finish: Callable[[torch.Tensor], Any]
+
+
+class _Exchange:
+    """One pull of several tables' rows, and the push of their gradients that belongs to it."""
+
+    def __init__(self, requests: List[_Request]):
+        self.requests = requests
+        self.cluster = requests[0].table.cluster
+        for request in requests:
+            if request.table.cluster is not self.cluster:
+                raise ValueError("the tables of an EmbeddingGroup must belong to one cluster")
+
+    def pull(self) -> List[torch.Tensor]:
+        """The rows, ``float32[len(ids), dim]`` for each request."""
+        rows = self.cluster.pull_many([(r.table, r.ids) for r in self.requests])
+        return [torch.from_numpy(r) for r in rows]
+
+    def push(self, grads: Iterable[Optional[torch.Tensor]]) -> None:
+        """Pushes the gradients of the rows that took part in the loss."""
+        items = [
+            (r.table, r.ids, np.ascontiguousarray(g.detach().cpu().numpy(), np.float32), r.lr)
+            for r, g in zip(self.requests, grads)
+            if g is not None and len(r.ids)
+        ]
+        if items:
+            self.cluster.push_many(items)
+
+
+class _PulledRows(torch.autograd.Function):
+    """Identity on pulled rows whose backward pass pushes."""
+
+    @staticmethod
+    def forward(ctx, anchor, exchange, *rows):  # noqa: ARG004 - the anchor makes autograd call backward
+        ctx.exchange = exchange
+        ctx.set_materialize_grads(False)
+        return tuple(row.view_as(row) for row in rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        ctx.exchange.push(grads)
+        return (None, None) + tuple(None for _ in grads)
+
+
+def _run(requests: List[_Request], trains: List[bool]) -> List[Any]:
+    """Pulls, lets gradients flow back to the requests that train, and gives each module's output."""
+    exchange = _Exchange(requests)
+    rows = exchange.pull()
+    if torch.is_grad_enabled() and any(trains):
+        anchor = torch.empty(0, requires_grad=True)
+        tracked = _PulledRows.apply(anchor, exchange, *rows)
+        rows = [t if train else r for t, r, train in zip(tracked, rows, trains)]
+    return [request.finish(row) for request, row in zip(requests, rows)]
+
+
+def _table(table, cluster, dim, optimizer, initializer):
+    """The table given, or the one of that name: created when an optimizer is given, else looked up."""
+    if isinstance(table, str):
+        if cluster is None:
+            raise ValueError(f"table={table!r} is a name: say in which cluster=, or give an evershard.Table")
+        if optimizer is None:
+            table = cluster.table(table)
+        else:
+            if dim is None:
+                raise ValueError(f"creating table {table!r} needs embedding_dim")
+            table = cluster.create_table(table, dim=dim, optimizer=optimizer, initializer=initializer)
+    elif optimizer is not None or initializer is not None:
+        raise ValueError("optimizer= and initializer= are for a table given by its name")
+    if dim is not None and dim != table.dim:
+        raise ValueError(f"embedding_dim is {dim}, but table {table.name!r} has dim {table.dim}")
+    return table
+
+
+def _ids(ids: Any) -> Tuple[np.ndarray, Tuple[int, ...]]:
+    """Ids as ``int64[n]`` (a u64 id keeps its bits) and their shape."""
+    array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"ids must be integers, not {array.dtype}")
+    if array.dtype == np.uint64:
+        return np.ascontiguousarray(array).view(np.int64).reshape(-1), array.shape
+    return np.ascontiguousarray(array, np.int64).reshape(-1), array.shape
+
+
+class _Rows(nn.Module):
+    """What `Embedding` and `EmbeddingBag` share: a table, and ids to distinct rows."""
+
+    def __init__(self, num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr):
+        super().__init__()
+        self.table = _table(table, cluster, embedding_dim, optimizer, initializer)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = self.table.dim
+        if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
+            padding_idx += num_embeddings
+        self.padding_idx = padding_idx
+        self.lr = lr
+
+    def _distinct(self, ids: np.ndarray) -> Tuple[np.ndarray, torch.Tensor, Optional[int]]:
+        """Distinct ids to pull, for each id the row it means, and the row that stands for padding (last, not pulled)."""
+        limit = self.num_embeddings
+        if limit is not None and len(ids) and (ids.min() < 0 or ids.max() >= limit):
+            raise IndexError(f"id out of range for {limit} embeddings: {ids[(ids < 0) | (ids >= limit)][0]}")
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        padding = None
+        if self.padding_idx is not None:
+            at = np.searchsorted(distinct, self.padding_idx)
+            if at < len(distinct) and distinct[at] == self.padding_idx:
+                distinct = np.delete(distinct, at)
+                padding = len(distinct)
+                inverse = np.where(inverse == at, padding, inverse - (inverse > at))
+        return distinct.view(np.uint64), torch.from_numpy(inverse.astype(np.int64, copy=False)), padding
+
+    def _with_padding(self, rows: torch.Tensor, padding: Optional[int]) -> torch.Tensor:
+        return rows if padding is None else torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings or 'any id'}, {self.embedding_dim}, table={self.table.name!r}{padding}"
+
+
+class Embedding(_Rows):
+    """``torch.nn.Embedding`` over a table of the cluster: ids of any shape ``S`` to ``float32[*S, dim]``.
+
+    Args:
+        num_embeddings: ids must be below this (``IndexError``); None: any 64-bit id is valid.
+        embedding_dim: must be the table's dim when given; needed when the table is created here.
+        padding_idx: this id reads as zeros and gets no gradient; the servers never see it.
+        table: an :class:`evershard.Table`, or the name of one in ``cluster``.
+        cluster: an :class:`evershard.Cluster`, for a table given by name.
+        optimizer, initializer: create the table (idempotent), as :meth:`evershard.Cluster.create_table`.
+        lr: learning rate of every push, in place of the table's; may be changed between steps.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: Optional[int] = None,
+        embedding_dim: Optional[int] = None,
+        padding_idx: Optional[int] = None,
+        *,
+        table: Any,
+        cluster: Any = None,
+        optimizer: Any = None,
+        initializer: Any = None,
+        lr: Optional[float] = None,
+    ):
+        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr)
+
+    def _plan(self, input: Any) -> _Request:
+        ids, shape = _ids(input)
+        distinct, inverse, padding = self._distinct(ids)
+
+        def finish(rows: torch.Tensor) -> torch.Tensor:
+            weight = self._with_padding(rows, padding)
+            return functional.embedding(inverse, weight, padding).reshape(*shape, self.embedding_dim)
+
+        return _Request(self.table, distinct, self.lr, finish)
+
+    def forward(self, input: Any) -> torch.Tensor:
+        """Rows of ``input`` (integer tensor or array of any shape): ``float32[*input.shape, dim]``."""
+        return _run([self._plan(input)], [self.training])[0]
+
+
+class EmbeddingBag(_Rows):
+    """``torch.nn.EmbeddingBag`` over a table of the cluster: bags of ids to the sum or mean of their rows.
+
+    ``mode`` is ``"sum"`` or ``"mean"``; an empty bag gives zeros. The other arguments are as for :class:`Embedding`;
+    ids equal to ``padding_idx`` do not count in the mean.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: Optional[int] = None,
+        embedding_dim: Optional[int] = None,
+        mode: str = "mean",
+        padding_idx: Optional[int] = None,
+        *,
+        table: Any,
+        cluster: Any = None,
+        optimizer: Any = None,
+        initializer: Any = None,
+        lr: Optional[float] = None,
+        include_last_offset: bool = False,
+    ):
+        if mode not in ("sum", "mean"):
+            raise ValueError(f"mode must be 'sum' or 'mean', not {mode!r}")
+        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def _plan(self, input: Any, offsets: Any = None, per_sample_weights: Optional[torch.Tensor] = None) -> _Request:
+        ids, shape = _ids(input)
+        if len(shape) == 2 and offsets is None:
+            starts = np.arange(shape[0], dtype=np.int64) * shape[1]
+            last_included = False
+        elif len(shape) == 1 and offsets is not None:
+            starts, _ = _ids(offsets)
+            last_included = self.include_last_offset
+        else:
+            raise ValueError("give ids of shape [bags, n], or flat ids of shape [n] with offsets")
+        distinct, inverse, padding = self._distinct(ids)
+        starts_tensor = torch.from_numpy(np.array(starts))
+        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+
+        def finish(rows: torch.Tensor) -> torch.Tensor:
+            return functional.embedding_bag(
+                inverse,
+                self._with_padding(rows, padding),
+                starts_tensor,
+                mode=self.mode,
+                per_sample_weights=weights,
+                include_last_offset=last_included,
+                padding_idx=padding,
+            )
+
+        return _Request(self.table, distinct, self.lr, finish)
+
+    def forward(
+        self, input: Any, offsets: Any = None, per_sample_weights: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Bags to ``float32[bags, dim]``.
+
+        Args:
+            input: ids of shape ``[bags, n]``, or flat ids ``[n]`` with ``offsets``.
+            offsets: ``[bags]``, where each bag begins in the flat ids.
+            per_sample_weights: a factor for each id (mode ``"sum"`` only); gradients flow to it.
+        """
+        return _run([self._plan(input, offsets, per_sample_weights)], [self.training])[0]
+
+
+class DenseParameters:
+    """The parameters of a module, kept on the cluster as rows of a table, so that all workers train the same ones.
+
+    The module's ``Parameter`` objects are taken out; before each use the values come from the cluster as plain tensors
+    (:meth:`pull`, or together with an :class:`EmbeddingGroup`), and ``backward()`` pushes their gradients. All
+    parameters, in the order of ``module.named_parameters()``, are laid out in one vector, cut into rows of the table's
+    dim (the last one padded): row ``i`` has id ``i``.
+
+    One worker calls :meth:`initialize` once, before training starts, to publish its module's initial values.
+    """
+
+    def __init__(self, module: nn.Module, table: Any, *, lr: Optional[float] = None):
+        self.module = module
+        self.table = table
+        self.lr = lr
+        self._places: List[Tuple[nn.Module, str, str, torch.Size, int]] = []
+        values, offset = [], 0
+        for prefix, owner in module.named_modules():
+            for name, parameter in list(owner.named_parameters(recurse=False)):
+                full_name = f"{prefix}.{name}" if prefix else name
+                self._places.append((owner, name, full_name, parameter.shape, offset))
+                offset += parameter.numel()
+                values.append(parameter.detach().reshape(-1).to(torch.float32))
+                del owner._parameters[name]
+        if not values:
+            raise ValueError("the module has no parameters")
+        self.numel = offset
+        self.rows = -(-offset // table.dim)
+        initial = torch.zeros(self.rows * table.dim)
+        initial[:offset] = torch.cat(values)
+        self._initial = initial.reshape(self.rows, table.dim)
+        self._load(self._initial)
+
+    def initialize(self) -> None:
+        """Publishes the values that the module was constructed with. Overwrites what is there: call it in one worker."""
+        self.table.assign(np.arange(self.rows, dtype=np.uint64), self._initial.numpy())
+
+    def pull(self) -> None:
+        """Loads the values now on the cluster into the module."""
+        _run([self._plan()], [self.module.training])
+
+    def state_dict(self) -> Dict[str, torch.Tensor]:
+        """A copy of the values on the cluster, by parameter name; fits the module as it was before."""
+        rows = torch.from_numpy(self.table.pull(np.arange(self.rows, dtype=np.uint64))).reshape(-1)
+        return {name: rows[at : at + shape.numel()].reshape(shape).clone() for _, _, name, shape, at in self._places}
+
+    def _plan(self) -> _Request:
+        return _Request(self.table, np.arange(self.rows, dtype=np.uint64), self.lr, self._load)
+
+    def _load(self, rows: torch.Tensor) -> None:
+        flat = rows.reshape(-1)
+        for owner, name, _, shape, offset in self._places:
+            setattr(owner, name, flat[offset : offset + shape.numel()].view(shape))
+
+
+class EmbeddingGroup(nn.Module):
+    """Several embeddings pulled in one round trip a shard, and their gradients pushed in one.
+
+    Args:
+        embeddings: name -> :class:`Embedding` or :class:`EmbeddingBag`, all of one cluster.
+        dense: a :class:`DenseParameters` that is pulled and pushed along with them.
+
+    Example::
+
+        group = EmbeddingGroup({"user": Embedding(table=users), "genre": EmbeddingBag(table=genres)})
+        out = group({"user": user_ids, "genre": (genre_ids, offsets)})
+        loss_of(out["user"], out["genre"]).backward()      # one push for both tables
+    """
+
+    def __init__(
+        self, embeddings: Mapping[str, Union[Embedding, EmbeddingBag]], dense: Optional[DenseParameters] = None
+    ):
+        super().__init__()
+        self.embeddings = nn.ModuleDict(dict(embeddings))
+        self.dense = dense
+
+    def forward(self, inputs: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+        """Outputs by name, for the inputs by name: ids, or a tuple of the embedding's arguments."""
+        names = list(inputs)
+        unknown = [name for name in names if name not in self.embeddings]
+        if unknown:
+            raise KeyError(f"no such embedding in the group: {', '.join(unknown)}")
+        requests, trains = [], []
+        for name in names:
+            module, value = self.embeddings[name], inputs[name]
+            requests.append(module._plan(*value) if isinstance(value, tuple) else module._plan(value))
+            trains.append(self.training and module.training)
+        if self.dense is not None:
+            requests.append(self.dense._plan())
+            trains.append(self.training)
+        if not requests:
+            return {}
+        return dict(zip(names, _run(requests, trains)))
