@@ -84,7 +84,7 @@ fn apply_register(state: &mut MetaState, register: v1::RegisterNode) -> MetaOutc
 
 fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOutcome {
     let Some(definition) = create.definition else { return refused("create_table without a definition") };
-    if let Err(error) = TableSchema::from_definition(0, &definition) {
+    if let Err(error) = TableSchema::new(0, &definition) {
         return refused(error.to_string());
     }
     if let Some(known) = find_table(state, &definition.name) {
