@@ -11,6 +11,8 @@ Not here: where the data come from, and who runs the steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -78,16 +80,20 @@ class Recommender(nn.Module):
         return self.layers(torch.cat([stacked.flatten(1), dots], dim=1)).squeeze(1)
 
 
-def train_step(model: Recommender, batch: Ratings) -> float:
-    """Pull, forward, backward, push; gives the mean loss of the batch.
+def train_step(model: Recommender, batch: Ratings, acknowledged: Callable[[], None] = lambda: None) -> tuple[float, int]:
+    """Pull, forward, backward, push; calls `acknowledged` after the pull and after the push.
 
     Gradients are summed over the batch, not averaged: a row's gradient then does not shrink with the batch size.
+
+    Returns the mean loss of the batch, and the rows moved: those pulled and those pushed.
     """
     model.train()
     logits = model(batch)
+    acknowledged()
     loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.label), reduction="sum")
     loss.backward()
-    return float(loss.detach()) / len(batch)
+    acknowledged()
+    return float(loss.detach()) / len(batch), 2 * model.group.last_rows
 
 
 def predict(model: Recommender, ratings: Ratings, batch: int = 2048) -> np.ndarray:

@@ -341,6 +341,8 @@ class EmbeddingGroup(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleDict(dict(embeddings))
         self.dense = dense
+        #: Distinct rows that the last forward pass pulled, over all tables.
+        self.last_rows = 0
 
     def forward(self, inputs: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
         """Outputs by name, for the inputs by name: ids, or a tuple of the embedding's arguments."""
@@ -356,6 +358,7 @@ class EmbeddingGroup(nn.Module):
         if self.dense is not None:
             requests.append(self.dense._plan())
             trains.append(self.training)
+        self.last_rows = sum(len(request.ids) for request in requests)
         if not requests:
             return {}
         return dict(zip(names, _run(requests, trains)))

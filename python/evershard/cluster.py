@@ -1,0 +1,235 @@
+"""A connection to a cluster: tables by name, and operations over several tables at once.
+
+Safe to use from several threads. A :class:`Cluster` may be pickled: the copy connects to the same endpoints, with a
+session of its own, on its first use. After ``os.fork()`` the child likewise connects anew on its first use (threads,
+sockets and sessions are not shared with the parent); a push that was in flight at the fork belongs to the parent.
+
+Every call waits with the GIL released, and Ctrl-C interrupts it.
+
+Not here: the wire, retries, exactly-once numbering: the Rust client does all that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from evershard import _evershard
+from evershard.arrays import as_ids
+from evershard.definitions import Initializer, Optimizer
+from evershard.errors import AlreadyClosed
+from evershard.table import Table
+
+__all__ = ["Cluster", "connect"]
+
+
+def connect(
+    urls: Union[str, Sequence[str]],
+    *,
+    timeout: float = 30.0,
+    connect_timeout: float = 10.0,
+) -> "Cluster":
+    """Connects to a cluster.
+
+    Args:
+        urls: addresses of one or more nodes, as a list or comma-separated: ``"http://10.0.0.1:7400,http://..."``.
+            The client learns the other nodes from them.
+        timeout: seconds an operation may take, retries and failovers included, before it raises
+            :class:`~evershard.errors.DeadlineExceeded`.
+        connect_timeout: seconds to find a first node that answers.
+
+    Raises:
+        Unavailable: nothing answered; the message names the addresses tried.
+        InvalidArgument: an address is malformed.
+
+    Example::
+
+        with es.connect("http://127.0.0.1:7400") as cluster:
+            items = cluster.create_table("items", dim=16, optimizer=es.Adagrad(lr=0.05))
+    """
+    cluster = Cluster(urls, timeout=timeout, connect_timeout=connect_timeout)
+    cluster._connection()
+    return cluster
+
+
+class Cluster:
+    """A cluster of Evershard servers. Made by :func:`evershard.connect`; use it as a context manager, or ``close()`` it."""
+
+    def __init__(self, urls: Union[str, Sequence[str]], **options: Any):
+        parts = urls.split(",") if isinstance(urls, str) else list(urls)
+        self._endpoints: Tuple[str, ...] = tuple(part.strip() for part in parts if part.strip())
+        self._options: Dict[str, Any] = options
+        self._closed = False
+        self._native: Optional[_evershard.Connection] = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    # --- tables ---------------------------------------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        dim: int,
+        optimizer: Optional[Optimizer] = None,
+        initializer: Optional[Initializer] = None,
+    ) -> Table:
+        """Creates a sparse table of ``float32`` rows, one for any 64-bit id; or finds it, when it exists as given.
+
+        Args:
+            name: permanent until dropped.
+            dim: values a row.
+            optimizer: what :meth:`Table.push` does with gradients. None: the table takes ``assign`` and ``add`` only.
+            initializer: what rows never pushed read as; zeros by default.
+
+        Raises:
+            Conflict: the table exists with another definition.
+        """
+        native = self._connection()
+        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer))
+        return Table(self, handle, native)
+
+    def table(self, name: str) -> Table:
+        """The existing table of that name.
+
+        Raises:
+            UnknownTable: there is none.
+        """
+        native = self._connection()
+        return Table(self, native.table(name), native)
+
+    def tables(self) -> List[str]:
+        """Names of all tables."""
+        return sorted(table["name"] for table in self.routing()["tables"])
+
+    def drop_table(self, name: str) -> None:
+        """Removes a table and all its rows, for good.
+
+        Raises:
+            UnknownTable: there is none of that name.
+        """
+        self._connection().drop_table(name)
+
+    # --- several tables at once -------------------------------------------------------------------------------------
+
+    def pull_many(self, requests: Sequence[Tuple[Table, Any]]) -> List[np.ndarray]:
+        """Reads rows of several tables in one round trip a shard.
+
+        Args:
+            requests: pairs ``(table, ids)``; ids as for :meth:`Table.pull`.
+
+        Returns:
+            For each pair, ``float32[*ids.shape, dim]``.
+        """
+        native, flat, shapes = self._connection(), [], []
+        for table, ids in requests:
+            array, shape = as_ids(ids)
+            flat.append((table._in(self, native), array))
+            shapes.append(shape + (table.dim,))
+        return [rows.reshape(shape) for rows, shape in zip(native.pull_many(flat), shapes)]
+
+    def push_many(self, items: Sequence[tuple], *, lr: Optional[float] = None) -> None:
+        """Pushes gradients to several tables, together; returns when a quorum has all of them.
+
+        What goes to one shard travels in messages of at most 256 KiB, each applied whole or not at all, exactly once.
+
+        Args:
+            items: tuples ``(table, ids, grads)`` or ``(table, ids, grads, lr)``, as for :meth:`Table.push`.
+            lr: learning rate in place of the tables' own, where the tuple has none.
+        """
+        self._connection().push_many(self._flatten(items, lr))
+
+    def push_many_async(self, items: Sequence[tuple], *, lr: Optional[float] = None) -> "_evershard.PendingPush":
+        """As :meth:`push_many`, but returns at once with a handle; its ``wait()`` returns or raises.
+
+        Pushes apply in the order sent. Drop no handle without ``wait()``: it tells whether the push was applied.
+        """
+        return self._connection().push_begin(self._flatten(items, lr))
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def routing(self) -> Dict[str, Any]:
+        """The cluster as a node describes it now.
+
+        Returns:
+            ``{"cluster_id", "version", "software_version", "meta_leader", "nodes": [{"id", "address", "state"}],
+            "shards": [{"id", "group", "range_start", "range_end", "leader", "replicas": [{"replica", "node"}]}],
+            "tables": [{"number", "name", "dim"}]}``; a leader of 0 is not known.
+        """
+        return self._connection().routing()
+
+    def stats(self) -> Dict[str, int]:
+        """Counters of this client since it connected: pulls, pushes, rows, bytes, retries, ..."""
+        return self._connection().stats()
+
+    @property
+    def endpoints(self) -> Tuple[str, ...]:
+        """The addresses given to :func:`connect`."""
+        return self._endpoints
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the session and the connections. Waits for nothing: ``wait()`` for asynchronous pushes first."""
+        self._closed = True
+        native, self._native = self._native, None
+        if native is not None and self._pid == os.getpid():
+            native.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"evershard.Cluster({','.join(self._endpoints)!r}{', closed' if self._closed else ''})"
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (self._endpoints, self._options)
+
+    def __copy__(self) -> "Cluster":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Cluster":
+        return self
+
+    def _connection(self) -> _evershard.Connection:
+        """The native connection of this process, made on first use."""
+        if self._closed:
+            raise AlreadyClosed("the cluster was closed")
+        pid = os.getpid()
+        if self._pid != pid:
+            # A forked child: the parent's threads are gone, and its lock may have been held.
+            self._lock, self._native, self._pid = threading.Lock(), None, pid
+        native = self._native
+        if native is None:
+            with self._lock:
+                native = self._native
+                if native is None:
+                    native = self._native = _evershard.Connection(list(self._endpoints), **self._options)
+        return native
+
+    def _flatten(self, items: Sequence[tuple], lr: Optional[float]) -> list:
+        native, flat = self._connection(), []
+        for item in items:
+            table, ids, grads = item[:3]
+            rate = item[3] if len(item) > 3 and item[3] is not None else lr
+            id_array, rows = table._checked(ids, grads)
+            flat.append((table._in(self, native), id_array, rows, rate))
+        return flat
+
+
+def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:
+    """An optimizer or initialiser as its kind and its numbers."""
+    if value is None:
+        return None
+    if not hasattr(value, "__dataclass_fields__"):
+        raise TypeError(f"expected evershard.SGD, Adagrad, Adam, Zeros, Uniform or Normal, not {value!r}")
+    return type(value).__name__, {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _unpickle(endpoints: Tuple[str, ...], options: Dict[str, Any]) -> Cluster:
+    return Cluster(endpoints, **options)

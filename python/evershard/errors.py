@@ -1,0 +1,125 @@
+"""Everything Evershard raises, by kind. Each is an :class:`EvershardError`; the message names the table, node or id.
+
+Some are also the built-in exception that Python code would expect (``ValueError``, ``KeyError``, ``TimeoutError``).
+
+Not here: programming errors such as a wrong argument type, which raise ``TypeError``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+__all__ = [
+    "AlreadyClosed",
+    "Conflict",
+    "Corrupt",
+    "DeadlineExceeded",
+    "EvershardError",
+    "Exhausted",
+    "Internal",
+    "InvalidArgument",
+    "LengthMismatch",
+    "NoOptimizer",
+    "NonFiniteGradient",
+    "PartialPush",
+    "SessionExpired",
+    "TooLarge",
+    "Unavailable",
+    "UnknownTable",
+    "WrongCluster",
+    "WrongDim",
+]
+
+
+class EvershardError(Exception):
+    """Base of all errors of a cluster."""
+
+
+class InvalidArgument(EvershardError, ValueError):
+    """The request can never succeed as it is; nothing was changed."""
+
+
+class UnknownTable(EvershardError, KeyError):
+    """No table of that name (or it was dropped); nothing was changed."""
+
+    __str__ = Exception.__str__
+
+
+class WrongDim(InvalidArgument):
+    """Rows as wide as the table's dim were expected; nothing was changed."""
+
+
+class LengthMismatch(InvalidArgument):
+    """Ids and gradients (or values) differ in number; nothing was changed."""
+
+
+class NonFiniteGradient(InvalidArgument):
+    """A gradient holds NaN or an infinity; nothing was changed."""
+
+
+class NoOptimizer(InvalidArgument):
+    """The table has no optimizer: it takes ``assign`` and ``add``, but no gradients; nothing was changed."""
+
+
+class TooLarge(InvalidArgument):
+    """Over a limit that the message names; nothing was changed."""
+
+
+class Conflict(EvershardError):
+    """A table of that name exists with another definition; nothing was changed."""
+
+
+class Corrupt(EvershardError):
+    """Bytes changed on their way or at rest, and a checksum told."""
+
+
+class WrongCluster(EvershardError):
+    """The node that answered belongs to another cluster."""
+
+
+class Unavailable(EvershardError, ConnectionError):
+    """No node answered, or no leader, until the deadline; the message names what was tried.
+
+    For a push, the outcome is unknown when the request may have reached a node: see :class:`PartialPush`.
+    """
+
+
+class DeadlineExceeded(Unavailable, TimeoutError):
+    """Not done within the timeout."""
+
+
+class Exhausted(EvershardError):
+    """A server is out of some resource (memory, disk); another try may succeed later."""
+
+
+class SessionExpired(EvershardError):
+    """The session ended: the outcome of pushes that were not acknowledged is unknown, the others are safe."""
+
+
+class PartialPush(EvershardError):
+    """Some messages of a push were applied, others were refused or their outcome is unknown.
+
+    A push is cut into messages by shard and size, each applied whole or not at all.
+    """
+
+    def __init__(
+        self, message: str, applied: Sequence[int] = (), refused: Sequence[int] = (), unknown: Sequence[int] = ()
+    ):
+        super().__init__(message)
+        #: Ids whose gradients were applied.
+        self.applied = applied
+        #: Ids whose gradients were certainly not applied.
+        self.refused = refused
+        #: Ids whose outcome is not known.
+        self.unknown = unknown
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.args[0], self.applied, self.refused, self.unknown)
+
+
+class AlreadyClosed(EvershardError, ValueError):
+    """The cluster was closed by ``close()``."""
+
+
+class Internal(EvershardError):
+    """A bug, or a state that should not occur; please report it."""

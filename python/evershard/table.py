@@ -1,0 +1,174 @@
+"""A table of a cluster: rows of ``float32`` under 64-bit ids.
+
+Ids may be any integers (numpy array, tensor, list) of any shape; they are taken as 64 bits, so -1 and 2**64-1 are the
+same id, and every id is ordinary. Rows come and go as ``float32[*ids.shape, dim]``.
+
+Not here: operations over several tables, see :class:`evershard.Cluster`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
+
+import numpy as np
+
+from evershard.arrays import as_ids, as_rows
+from evershard.errors import InvalidArgument, LengthMismatch, UnknownTable, WrongDim
+
+if TYPE_CHECKING:
+    from evershard import _evershard
+    from evershard.cluster import Cluster
+
+__all__ = ["Table"]
+
+
+class Table:
+    """Made by :meth:`evershard.Cluster.create_table` or :meth:`evershard.Cluster.table`. May be pickled."""
+
+    def __init__(self, cluster: "Cluster", handle: "_evershard.TableHandle", native: "_evershard.Connection"):
+        #: The cluster it belongs to.
+        self.cluster = cluster
+        #: Its name.
+        self.name: str = handle.name
+        #: Values a row.
+        self.dim: int = handle.dim
+        #: Its permanent number, never used again after a drop.
+        self.number: int = handle.number
+        self._handle = handle
+        self._native = native
+
+    def pull(
+        self, ids: Any, out: Optional[np.ndarray] = None, *, return_exists: bool = False, consistency: str = "leader"
+    ) -> Union[np.ndarray, Tuple[np.ndarray, np.ndarray]]:
+        """Reads rows. Writes nothing: an id never pushed reads as the table's initial value, the same every time.
+
+        Args:
+            ids: integers of any shape; repeats are fine.
+            out: ``float32[*ids.shape, dim]``, C-contiguous, to read into; a new array by default.
+            return_exists: also tell which rows were ever pushed or assigned, and not removed.
+            consistency: ``"leader"`` reads every acknowledged push; ``"any"`` asks any replica, which may lag.
+
+        Returns:
+            ``float32[*ids.shape, dim]``, or with ``return_exists`` that and ``bool[*ids.shape]``.
+        """
+        array, shape = as_ids(ids)
+        row_shape = shape + (self.dim,)
+        if out is not None:
+            self._check_out(out, row_shape)
+        native = self.cluster._connection()
+        target = None if out is None else out.reshape(-1)
+        rows, exists = native.pull(self._in(self.cluster, native), array, target, return_exists, consistency)
+        result = rows.reshape(row_shape) if out is None else out
+        return (result, exists.reshape(shape)) if return_exists else result
+
+    def push(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> None:
+        """Applies gradients with the table's optimizer, exactly once; returns when a quorum of replicas has them.
+
+        Gradients of repeated ids are summed first: the optimizer runs once for each distinct id.
+
+        Args:
+            ids: integers of any shape.
+            grads: ``[*ids.shape, dim]``; cast to ``float32`` when it is not.
+            lr: learning rate for this push, in place of the table's.
+
+        Raises:
+            WrongDim, LengthMismatch, NonFiniteGradient, NoOptimizer: nothing was changed.
+            DeadlineExceeded, SessionExpired, PartialPush: some of it may have been applied; the error says.
+        """
+        native = self.cluster._connection()
+        array, rows = self._checked(ids, grads)
+        native.push_many([(self._in(self.cluster, native), array, rows, lr)])
+
+    def push_async(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> "_evershard.PendingPush":
+        """As :meth:`push`, but returns at once with a handle whose ``wait()`` returns or raises.
+
+        The arrays are copied, and may be changed at once. Pushes apply in the order sent.
+        """
+        native = self.cluster._connection()
+        array, rows = self._checked(ids, grads)
+        return native.push_begin([(self._in(self.cluster, native), array, rows, lr)])
+
+    def push_pull(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> np.ndarray:
+        """Reads rows, then pushes gradients to them, in one round trip.
+
+        Returns:
+            The rows as they were before this push, ``float32[*ids.shape, dim]``.
+        """
+        native = self.cluster._connection()
+        array, rows = self._checked(ids, grads)
+        shape = np.shape(grads)
+        return native.push_pull(self._in(self.cluster, native), array, rows, lr).reshape(shape)
+
+    def assign(self, ids: Any, values: Any) -> None:
+        """Sets the rows' weights to ``values`` ``[*ids.shape, dim]``; optimizer state is kept. Exactly once."""
+        native = self.cluster._connection()
+        array, rows = self._checked(ids, values)
+        native.assign(self._in(self.cluster, native), array, rows)
+
+    def add(self, ids: Any, values: Any) -> None:
+        """Adds ``values`` ``[*ids.shape, dim]`` to the rows' weights, past the optimizer. Exactly once."""
+        native = self.cluster._connection()
+        array, rows = self._checked(ids, values)
+        native.add(self._in(self.cluster, native), array, rows)
+
+    def remove(self, ids: Any) -> None:
+        """Removes rows, optimizer state included: they read as initial values again."""
+        native = self.cluster._connection()
+        native.remove(self._in(self.cluster, native), as_ids(ids)[0])
+
+    #: TensorFlow's words for the same.
+    lookup = pull
+    apply_gradients = push
+
+    def __repr__(self) -> str:
+        return f"evershard.Table({self.name!r}, dim={self.dim})"
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (self.cluster, self.name, self.dim, self.number)
+
+    def __copy__(self) -> "Table":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Table":
+        return self
+
+    def _in(self, cluster: "Cluster", native: "_evershard.Connection") -> "_evershard.TableHandle":
+        """The native handle on this connection: looked up again after a fork or unpickling."""
+        if cluster is not self.cluster:
+            raise InvalidArgument(f"table {self.name!r} belongs to another cluster object")
+        if self._native is not native:
+            handle = native.table(self.name)
+            if handle.number != self.number or handle.dim != self.dim:
+                raise UnknownTable(f"table {self.name!r} was dropped; the one of that name now is another")
+            self._handle, self._native = handle, native
+        return self._handle
+
+    def _checked(self, ids: Any, values: Any) -> Tuple[np.ndarray, np.ndarray]:
+        """Flat ids and values that fit each other and the table."""
+        id_array, id_shape = as_ids(ids)
+        rows, shape = as_rows(values)
+        if id_array.size == 0 and rows.size == 0:
+            return id_array, rows
+        if not shape or shape[-1] != self.dim:
+            raise WrongDim(f"table {self.name!r} has dim {self.dim}, but the values have shape {list(shape)}")
+        if shape[:-1] != id_shape:
+            raise LengthMismatch(
+                f"table {self.name!r}: ids of shape {list(id_shape)} need values of shape "
+                f"{[*id_shape, self.dim]}, not {list(shape)}"
+            )
+        return id_array, rows
+
+    def _check_out(self, out: np.ndarray, shape: Tuple[int, ...]) -> None:
+        if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+            raise TypeError("out must be a numpy array of float32")
+        if out.shape != shape:
+            raise LengthMismatch(f"out has shape {list(out.shape)}, not {list(shape)}")
+        if not out.flags.c_contiguous or not out.flags.writeable:
+            raise InvalidArgument("out must be C-contiguous and writeable")
+
+
+def _unpickle(cluster: "Cluster", name: str, dim: int, number: int) -> Table:
+    table = Table.__new__(Table)
+    table.cluster, table.name, table.dim, table.number = cluster, name, dim, number
+    table._handle = table._native = None
+    return table
