@@ -1,0 +1,62 @@
+//! Why a log could not be opened or a group not be had.
+//!
+//! Not here: failures while writing; those go to the fatal handler and to every pending callback.
+
+use super::GroupKey;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a log could not be opened or a group not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The disk refused.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// Written by another version of Evershard.
+    #[error("{path} has format version {found}, this program knows {known}")]
+    UnsupportedVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version it has.
+        found: u32,
+        /// The version this program writes.
+        known: u32,
+    },
+    /// Part of the replica's log is lost: it must neither vote nor serve, and be rebuilt under a new replica id.
+    #[error("the log of {key} is quarantined: {reason}")]
+    Quarantined {
+        /// The replica.
+        key: GroupKey,
+        /// What was found.
+        reason: String,
+    },
+    /// An option makes no sense.
+    #[error("log option {field}: {reason}")]
+    InvalidOption {
+        /// The field of `LogOptions`.
+        field: &'static str,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A write or a sync failed earlier, or the log was closed.
+    #[error("the log is stopped: {reason}")]
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl LogError {
+    /// Adds to an I/O error what was tried on which file.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
+        let path = path.to_owned();
+        move |source| LogError::Io { action, path, source }
+    }
+}
