@@ -1,0 +1,170 @@
+//! One open RocksDB folder of a replica: read rows, take in runs, link.
+//!
+//! Not here: which folder counts and what its rows mean for replay (`store`, `meta_record`).
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rocksdb::checkpoint::Checkpoint;
+use rocksdb::{DB, IngestExternalFileOptions, ReadOptions};
+
+use super::durable;
+use super::error::StoreError;
+use super::options::RocksShared;
+use crate::codec::decode_row;
+use crate::keyspace::DiskKey;
+use crate::table::RowHeader;
+
+/// An open folder. Closed when dropped; when it was retired, the folder goes too.
+pub(super) struct Database {
+    path: PathBuf,
+    /// Taken in `drop` only.
+    open: Option<DB>,
+    retired: AtomicBool,
+}
+
+impl Database {
+    pub(super) fn open(path: PathBuf, shared: &RocksShared, create: bool) -> Result<Self, StoreError> {
+        if !create && !path.join("CURRENT").is_file() {
+            return Err(StoreError::corrupt(
+                &path,
+                "missing, or not a RocksDB folder, though the meta record names it",
+            ));
+        }
+        let open = DB::open(&shared.database(create), &path)
+            .map_err(|error| StoreError::rocks(&path, "open", &error))?;
+        Ok(Self { path, open: Some(open), retired: AtomicBool::new(false) })
+    }
+
+    /// The folder is no longer the one that counts: remove it when the last user is gone.
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    fn db(&self) -> Result<&DB, StoreError> {
+        self.open.as_ref().ok_or_else(|| StoreError::Poisoned { path: self.path.clone() })
+    }
+
+    fn error<'a>(&'a self, doing: &'static str) -> impl Fn(rocksdb::Error) -> StoreError + 'a {
+        move |error| StoreError::rocks(&self.path, doing, &error)
+    }
+
+    /// Takes in files, all or none. Later files win over earlier ones, and all over what is there.
+    pub(super) fn ingest(&self, files: &[PathBuf]) -> Result<(), StoreError> {
+        let mut options = IngestExternalFileOptions::default();
+        options.set_move_files(true);
+        // Iterators of ours may be older than the run; RocksDB gives it a sequence number of its own.
+        options.set_snapshot_consistency(true);
+        options.set_allow_global_seqno(true);
+        options.set_allow_blocking_flush(true);
+        self.db()?.ingest_external_file_opts(&options, files.to_vec()).map_err(self.error("ingest a run"))
+    }
+
+    /// Calls `found` with every row in order, of one table or of all.
+    pub(super) fn scan(
+        &self,
+        table: Option<u32>,
+        mut found: impl FnMut(u32, u64, RowHeader, &[f32]),
+    ) -> Result<(), StoreError> {
+        let mut options = ReadOptions::default();
+        options.fill_cache(false);
+        options.set_verify_checksums(true);
+        options.set_readahead_size(1 << 20);
+        options.set_total_order_seek(true);
+        if let Some(table) = table {
+            let (first, end) = DiskKey::table_range(table);
+            options.set_iterate_lower_bound(first);
+            options.set_iterate_upper_bound(end);
+        }
+        let mut rows = self.db()?.raw_iterator_opt(options);
+        let mut floats = Vec::new();
+        rows.seek_to_first();
+        while let Some((key, value)) = rows.item() {
+            let DiskKey::Row { table, key } =
+                DiskKey::from_bytes(key).map_err(|what| StoreError::corrupt(&self.path, what))?;
+            let header = self.decode(table, key, value, &mut floats)?;
+            found(table, key, header, &floats);
+            rows.next();
+        }
+        rows.status().map_err(self.error("read rows"))
+    }
+
+    /// Calls `found` with the position of each key and its row.
+    pub(super) fn get_many(
+        &self,
+        table: u32,
+        keys: &[u64],
+        mut found: impl FnMut(usize, Option<(RowHeader, &[f32])>),
+    ) -> Result<(), StoreError> {
+        const BATCH: usize = 256;
+        let db = self.db()?;
+        let Some(family) = db.cf_handle("default") else {
+            return Err(StoreError::corrupt(&self.path, "no default column family"));
+        };
+        let mut floats = Vec::new();
+        for (batch, keys) in keys.chunks(BATCH).enumerate() {
+            let bytes: Vec<[u8; DiskKey::ROW_BYTES]> =
+                keys.iter().map(|&key| DiskKey::Row { table, key }.to_bytes()).collect();
+            let values = db.batched_multi_get_cf(&family, &bytes, false);
+            for (offset, (value, &key)) in values.into_iter().zip(keys).enumerate() {
+                let position = batch * BATCH + offset;
+                match value.map_err(self.error("read rows"))? {
+                    Some(value) => {
+                        let header = self.decode(table, key, &value, &mut floats)?;
+                        found(position, Some((header, &floats)));
+                    }
+                    None => found(position, None),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        table: u32,
+        key: u64,
+        value: &[u8],
+        floats: &mut Vec<f32>,
+    ) -> Result<RowHeader, StoreError> {
+        decode_row(value, floats).map_err(|error| {
+            StoreError::corrupt(&self.path, format_args!("table {table}, key {key:#018x}: {error}"))
+        })
+    }
+
+    /// Makes `directory` (which does not exist) a folder of hard links to what is here now.
+    pub(super) fn link_to(&self, directory: &Path) -> Result<(), StoreError> {
+        let checkpoint = Checkpoint::new(self.db()?).map_err(self.error("prepare links"))?;
+        checkpoint.create_checkpoint(directory).map_err(self.error("link"))
+    }
+
+    /// Drops files that hold nothing but a table's rows. Quick, and leaves the rest to a range tombstone.
+    pub(super) fn drop_files_of(&self, table: u32) -> Result<(), StoreError> {
+        let (first, end) = DiskKey::table_range(table);
+        self.db()?.delete_file_in_range(first, end).map_err(self.error("drop a table's files"))
+    }
+
+    /// Files of runs that no compaction has touched yet.
+    pub(super) fn level_0_files(&self) -> u64 {
+        let text =
+            self.db().ok().and_then(|db| db.property_value("rocksdb.num-files-at-level0").ok().flatten());
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// A number that RocksDB keeps; 0 when it has none.
+    pub(super) fn number(&self, property: &str) -> u64 {
+        self.db().ok().and_then(|db| db.property_int_value(property).ok().flatten()).unwrap_or(0)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        drop(self.open.take());
+        if self.retired.load(Ordering::Acquire)
+            && let Err(error) = durable::remove_directory(&self.path)
+        {
+            // The next open removes it.
+            tracing::warn!(%error, "cannot remove a replaced RocksDB folder");
+        }
+    }
+}

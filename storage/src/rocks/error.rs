@@ -1,0 +1,116 @@
+//! What can go wrong with a replica's store, typed, naming the file.
+//!
+//! Not here: what to do about it (the server: [`StoreError::Sync`] ends the process, [`StoreError::Corrupt`] quarantines the
+//! replica, disk full holds pushes).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A replica's store cannot do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system said no; nothing that was durable is lost.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// An fsync failed: what was written before may be gone, and asking again would lie. The process must end.
+    #[error("cannot make {path} durable: {source}; stop, and do not retry")]
+    Sync {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// There is no replica here: the folder does not exist or holds nothing but leftovers of a creation that never ended.
+    #[error("{path}: no replica here")]
+    Absent {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// There is a replica here already.
+    #[error("{path}: there is a replica here already")]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// What is on disk is not what was written.
+    #[error("{path} is corrupt: {what}")]
+    Corrupt {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The folder belongs to someone else.
+    #[error("{path}: {field} is {found}, expected {expected}")]
+    IdentityMismatch {
+        /// The meta record.
+        path: PathBuf,
+        /// Which part of the identity.
+        field: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What is written there.
+        found: String,
+    },
+    /// RocksDB said no.
+    #[error("RocksDB in {path} cannot {doing}: {message}")]
+    Rocks {
+        /// Its folder.
+        path: PathBuf,
+        /// What was asked of it.
+        doing: &'static str,
+        /// What it said.
+        message: String,
+    },
+    /// What was asked breaks a rule of the store (rows out of order, a position going back): a mistake of the caller; nothing
+    /// changed.
+    #[error("refused: {what}")]
+    Refused {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A snapshot was installed since the run began: its rows belong to a state that is gone. Drop it.
+    #[error("a snapshot was installed since this run began")]
+    Superseded,
+    /// A commit failed before in a way that leaves the disk unknown; nothing is written any more. Open the store again.
+    #[error("{path}: an earlier failure left the disk unknown, nothing is written any more")]
+    Poisoned {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+impl StoreError {
+    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
+    pub(super) fn corrupt(path: &Path, what: impl ToString) -> Self {
+        Self::Corrupt { path: path.to_owned(), what: what.to_string() }
+    }
+
+    pub(super) fn rocks(path: &Path, doing: &'static str, error: &rocksdb::Error) -> Self {
+        if error.kind() == rocksdb::ErrorKind::Corruption {
+            return Self::corrupt(path, format_args!("RocksDB cannot {doing}: {error}"));
+        }
+        Self::Rocks { path: path.to_owned(), doing, message: error.as_ref().to_owned() }
+    }
+
+    /// Whether the disk (or a quota) is full: worth trying again when there is space.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            // RocksDB's C interface gives text only; this is its name for ENOSPC.
+            Self::Rocks { message, .. } => message.contains("No space left on device"),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The meta record: one small file that says whose store this is, how far it reaches and which RocksDB folder counts.
+//!
+//! It is the one pointer of a replica's store: replacing it is the step that makes a flush cycle or an installed snapshot
+//! count. Little-endian:
+//!
+//! ```text
+//! [8]  "EVSHMETA"
+//! u32  version, 1
+//! u32  crc32 of everything behind this field
+//! u64  length of the rest
+//! u64  generation: RocksDB is in rocks-<generation>
+//! u64  node   u64 group   u32 shard   u64 replica
+//! u32+ cluster
+//! u64  complete_at
+//! u8   1 when replay_from is there, else 0
+//! u64  replay_from: term   u64 leader   u64 index      (zeros when not there)
+//! u32+ membership
+//! u32+ small state
+//! ```
+//!
+//! Not here: when it is written (`store`, `install`).
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use bytes::Bytes;
+
+use super::durable;
+use super::error::StoreError;
+use super::state::{FlushedState, Position, ReplicaIdentity};
+use crate::codec::{DecodeError, Reader};
+use crate::keyspace::ReplicaFile;
+
+const MAGIC: &[u8; 8] = b"EVSHMETA";
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
+/// More than any small state; a longer file is not ours, and is not read into memory.
+const BYTES_MAX: u64 = 2 << 30;
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MetaRecord {
+    pub(super) identity: ReplicaIdentity,
+    pub(super) generation: u64,
+    pub(super) state: FlushedState,
+}
+
+impl MetaRecord {
+    /// Replaces the record in a folder, durably.
+    pub(super) fn write(&self, directory: &Path) -> Result<(), StoreError> {
+        let path = directory.join(ReplicaFile::Meta.to_string());
+        let temporary = directory.join(ReplicaFile::MetaTemporary.to_string());
+        let bytes = self.encode().ok_or_else(|| StoreError::Refused {
+            what: format!("the small state does not fit a meta record of {BYTES_MAX} bytes"),
+        })?;
+        durable::replace_file(directory, &path, &temporary, &bytes)
+    }
+
+    /// Reads the record in a folder; `None` when the file is not there.
+    pub(super) fn read(directory: &Path) -> Result<Option<Self>, StoreError> {
+        let path = directory.join(ReplicaFile::Meta.to_string());
+        let read = || {
+            let file = File::open(&path)?;
+            let mut bytes = Vec::new();
+            file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = match read() {
+            Ok(bytes) => bytes,
+            Err(source) if io::Error::kind(&source) == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(StoreError::io(&path, source)),
+        };
+        Self::decode(&bytes).map(Some).map_err(|what| StoreError::corrupt(&path, what))
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(256 + self.state.membership.len() + self.state.small_state.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        // Checksum and length, filled in at the end.
+        bytes.extend_from_slice(&[0; 12]);
+        bytes.extend_from_slice(&self.generation.to_le_bytes());
+        bytes.extend_from_slice(&self.identity.node.to_le_bytes());
+        bytes.extend_from_slice(&self.identity.group.to_le_bytes());
+        bytes.extend_from_slice(&self.identity.shard.to_le_bytes());
+        bytes.extend_from_slice(&self.identity.replica.to_le_bytes());
+        put_block(&mut bytes, self.identity.cluster.as_bytes())?;
+        bytes.extend_from_slice(&self.state.complete_at.to_le_bytes());
+        bytes.push(u8::from(self.state.replay_from.is_some()));
+        let position = self.state.replay_from.unwrap_or_default();
+        for number in [position.term, position.leader, position.index] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        put_block(&mut bytes, &self.state.membership)?;
+        put_block(&mut bytes, &self.state.small_state)?;
+        let length = (bytes.len() - HEAD_BYTES) as u64;
+        bytes[16..24].copy_from_slice(&length.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[16..]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        (bytes.len() as u64 <= BYTES_MAX).then_some(bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let text = |error: DecodeError| error.to_string();
+        if bytes.len() as u64 > BYTES_MAX {
+            return Err(format!("longer than {BYTES_MAX} bytes"));
+        }
+        let mut reader = Reader::new(bytes);
+        if reader.bytes("magic", MAGIC.len()).map_err(text)? != MAGIC {
+            return Err("not a meta record (magic)".to_owned());
+        }
+        let version = reader.u32("version").map_err(text)?;
+        if version != VERSION {
+            return Err(format!("version {version}, this build reads {VERSION}"));
+        }
+        let crc = reader.u32("crc").map_err(text)?;
+        if crc != crc32fast::hash(reader.rest()) {
+            return Err("checksum does not match".to_owned());
+        }
+        let length = reader.u64("length").map_err(text)?;
+        if length != reader.rest().len() as u64 {
+            return Err(format!("length {length}, {} bytes are there", reader.rest().len()));
+        }
+        Self::decode_body(reader).map_err(text)
+    }
+
+    fn decode_body(mut reader: Reader<'_>) -> Result<Self, DecodeError> {
+        let generation = reader.u64("generation")?;
+        let node = reader.u64("node")?;
+        let group = reader.u64("group")?;
+        let shard = reader.u32("shard")?;
+        let replica = reader.u64("replica")?;
+        let cluster = std::str::from_utf8(reader.block("cluster")?)
+            .map_err(|_| DecodeError::Invalid { field: "cluster" })?
+            .to_owned();
+        let complete_at = reader.u64("complete_at")?;
+        let replayed = match reader.u8("replay_from")? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError::Invalid { field: "replay_from" }),
+        };
+        let position = Position {
+            term: reader.u64("term")?,
+            leader: reader.u64("leader")?,
+            index: reader.u64("index")?,
+        };
+        let membership = Bytes::copy_from_slice(reader.block("membership")?);
+        let small_state = Bytes::copy_from_slice(reader.block("small_state")?);
+        reader.finish()?;
+        Ok(Self {
+            identity: ReplicaIdentity { cluster, node, group, shard, replica },
+            generation,
+            state: FlushedState {
+                replay_from: replayed.then_some(position),
+                complete_at,
+                membership,
+                small_state,
+            },
+        })
+    }
+}
+
+fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
+    bytes.extend_from_slice(&u32::try_from(block.len()).ok()?.to_le_bytes());
+    bytes.extend_from_slice(block);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn example() -> MetaRecord {
+        MetaRecord {
+            identity: ReplicaIdentity {
+                cluster: "0b8e".to_owned(),
+                node: 1,
+                group: 2,
+                shard: 3,
+                replica: 0x0405,
+            },
+            generation: 7,
+            state: FlushedState {
+                replay_from: Some(Position { term: 8, leader: 9, index: 10 }),
+                complete_at: 11,
+                membership: Bytes::from_static(b"members"),
+                small_state: Bytes::from_static(&[0, 255, 1]),
+            },
+        }
+    }
+
+    /// Never change this file: stores in the field are read with it. A new layout gets a new version and a new file.
+    const GOLDEN: &[u8] = include_bytes!("golden/meta-1.bin");
+
+    #[test]
+    fn version_1_stays_as_it_is() {
+        assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
+        assert_eq!(example().encode().as_deref(), Some(GOLDEN));
+    }
+
+    #[test]
+    fn damage_to_any_byte_is_noticed() {
+        for at in 0..GOLDEN.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = GOLDEN.to_vec();
+                bytes[at] ^= flip;
+                assert!(MetaRecord::decode(&bytes).is_err(), "byte {at} ^ {flip}");
+            }
+            assert!(MetaRecord::decode(&GOLDEN[..at]).is_err(), "cut at {at}");
+        }
+        assert!(MetaRecord::decode(&[GOLDEN, &[0]].concat()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn records_round_trip(
+            cluster: String, node: u64, group: u64, shard: u32, replica: u64, generation: u64, complete_at: u64,
+            position: Option<(u64, u64, u64)>, membership: Vec<u8>, small_state: Vec<u8>,
+        ) {
+            let record = MetaRecord {
+                identity: ReplicaIdentity { cluster, node, group, shard, replica },
+                generation,
+                state: FlushedState {
+                    replay_from: position.map(|(term, leader, index)| Position { term, leader, index }),
+                    complete_at,
+                    membership: membership.into(),
+                    small_state: small_state.into(),
+                },
+            };
+            let bytes = record.encode().unwrap();
+            prop_assert_eq!(MetaRecord::decode(&bytes), Ok(record));
+        }
+
+        #[test]
+        fn any_body_is_read_without_panic(body: Vec<u8>) {
+            let _ = MetaRecord::decode_body(Reader::new(&body));
+        }
+    }
+}
