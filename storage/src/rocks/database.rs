@@ -15,6 +15,9 @@ use crate::codec::decode_row;
 use crate::keyspace::DiskKey;
 use crate::table::RowHeader;
 
+/// The column family that rows are in.
+const FAMILY: &str = "default";
+
 /// An open folder. Closed when dropped; when it was retired, the folder goes too.
 pub(super) struct Database {
     path: PathBuf,
@@ -31,7 +34,9 @@ impl Database {
                 "missing, or not a RocksDB folder, though the meta record names it",
             ));
         }
-        let open = DB::open(&shared.database(create), &path)
+        // By name, so that batched reads have a handle; it is the only family there is.
+        let options = shared.database(create);
+        let open = DB::open_cf_with_opts(&options, &path, [(FAMILY, options.clone())])
             .map_err(|error| StoreError::rocks(&path, "open", &error))?;
         Ok(Self { path, open: Some(open), retired: AtomicBool::new(false) })
     }
@@ -98,7 +103,7 @@ impl Database {
     ) -> Result<(), StoreError> {
         const BATCH: usize = 256;
         let db = self.db()?;
-        let Some(family) = db.cf_handle("default") else {
+        let Some(family) = db.cf_handle(FAMILY) else {
             return Err(StoreError::corrupt(&self.path, "no default column family"));
         };
         let mut floats = Vec::new();

@@ -21,6 +21,8 @@ mod options;
 mod run;
 mod state;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use error::StoreError;
 pub use options::{RocksOptions, RocksShared};
