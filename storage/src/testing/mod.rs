@@ -1,3 +1,8 @@
 //! What tests of durable state need, for this crate and for those above it.
 //!
 //! Not here: the tests.
+
+mod sim_disk;
+mod sim_inode;
+
+pub use sim_disk::{Loss, SimDisk};
