@@ -1,2 +1,46 @@
-//! Placeholder.
+//! Agreement: replicated groups over openraft. The only crate that names openraft.
+//!
+//! A node has one [`GroupRegistry`]; it opens one [`Group`] per replica from a [`StateMachine`] and the replica's part of
+//! the node's log. Commands are bytes here; what they mean is the state machine's business.
+//!
+//! Rooms, from the bottom: `type_config`, `cursor` and `membership_codec` (words and their bytes), `log_store` (openraft's
+//! log over ours), `executor` and `applier` (openraft's state machine over ours), `snapshot`, `transport`, `endpoint`
+//! (what a replica answers to peers), `leadership`, `purge`, `membership`, `bootstrap`, `group`, `group_registry`.
+//!
+//! Not here: gradients, tables, sessions, configuration files.
+
+mod applier;
+mod bootstrap;
+mod budget;
+mod cursor;
+mod endpoint;
+mod error;
+pub mod executor;
+pub mod group;
+pub mod group_registry;
+mod leadership;
+mod log_store;
+mod membership;
+mod membership_codec;
+mod options;
+mod purge;
+mod reply;
+mod snapshot;
 pub mod state_machine;
+pub mod transport;
+mod type_config;
+
+pub use bootstrap::GroupHost;
+pub use cursor::DecodeError;
+pub use error::{GroupError, NotServing, ProposeError};
+pub use executor::{ApplyExecutor, ApplyThreads, InlineExecutor};
+pub use group::{Answer, Group, GroupStatus, Role};
+pub use group_registry::{GroupRegistry, peer_service};
+pub use leadership::Leadership;
+pub use membership_codec::Members;
+pub use options::{RaftLimits, RaftOptions, RaftTiming, WallClock};
+pub use state_machine::{
+    CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
+};
+pub use transport::peer_service::tuned;
+pub use type_config::{Peer, Runtime, Tokio};

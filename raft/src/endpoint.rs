@@ -1,0 +1,186 @@
+//! A replica's receiving side: what it answers to the frames of its peers.
+//!
+//! Invariants:
+//! - a replica that restarted neither votes nor says how it would vote, nor stands for election, for one leader lease:
+//!   before the restart it may have promised the leader not to, and openraft does not remember leases (design 14.9);
+//! - a received snapshot is given to openraft with the mark that was sent.
+//!
+//! Not here: order and pipelining of appends (`transport::router`), deciding anything (openraft).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use openraft::Raft;
+use openraft::errors::Fatal;
+use openraft::storage::Snapshot;
+use openraft::type_config::TypeConfigExt;
+
+use crate::applier::{Applier, ApplierState, SnapshotData, meta_of};
+use crate::cursor::DecodeError;
+use crate::snapshot::installer::Installer;
+use crate::snapshot::message::{self, Begin, Chunk, Finish};
+use crate::state_machine::SnapshotError;
+use crate::transport::{FrameKind, Refusal, codec};
+use crate::type_config::{Runtime, TypeConfig, Vote};
+
+/// See the module.
+pub(crate) struct Endpoint<RT: Runtime> {
+    group: u64,
+    replica: u64,
+    raft: Raft<TypeConfig<RT>, Applier<RT>>,
+    state: Arc<ApplierState>,
+    installer: Arc<Installer>,
+    door_open: AtomicBool,
+}
+
+impl<RT: Runtime> Endpoint<RT> {
+    pub(crate) fn new(
+        group: u64,
+        replica: u64,
+        raft: Raft<TypeConfig<RT>, Applier<RT>>,
+        state: Arc<ApplierState>,
+        installer: Installer,
+        door_open: bool,
+    ) -> Self {
+        let door_open = AtomicBool::new(door_open);
+        Self { group, replica, raft, state, installer: Arc::new(installer), door_open }
+    }
+
+    pub(crate) fn group(&self) -> u64 {
+        self.group
+    }
+
+    pub(crate) fn replica(&self) -> u64 {
+        self.replica
+    }
+
+    pub(crate) fn raft(&self) -> &Raft<TypeConfig<RT>, Applier<RT>> {
+        &self.raft
+    }
+
+    /// The leader lease since the start is over: vote, and stand for election.
+    pub(crate) fn open_door(&self) {
+        self.door_open.store(true, Ordering::Release);
+        self.raft.runtime_config().elect(true);
+    }
+
+    pub(crate) fn is_door_open(&self) -> bool {
+        self.door_open.load(Ordering::Acquire)
+    }
+
+    fn check_door(&self) -> Result<(), Refusal> {
+        if self.is_door_open() { Ok(()) } else { Err(Refusal::DoorShut) }
+    }
+
+    /// Answers one frame. Appends that come this way (heartbeats) are not pipelined.
+    pub(crate) async fn answer(&self, kind: FrameKind, body: Bytes) -> Result<Bytes, Refusal> {
+        match kind {
+            FrameKind::Append => self.append(body).await,
+            FrameKind::Vote => {
+                self.check_door()?;
+                let request = codec::decode_vote::<RT>(body).map_err(unreadable)?;
+                let reply = self.raft.vote(request).await.map_err(|error| self.stopped(&error))?;
+                Ok(codec::encode_vote_reply::<RT>(&reply))
+            }
+            FrameKind::PreVote => {
+                self.check_door()?;
+                let request = codec::decode_vote::<RT>(body).map_err(unreadable)?;
+                let reply = self.raft.pre_vote(request).await.map_err(|error| self.stopped(&error))?;
+                Ok(codec::encode_vote_reply::<RT>(&reply))
+            }
+            FrameKind::TransferLeader => {
+                self.check_door()?;
+                let request = codec::decode_transfer::<RT>(body).map_err(unreadable)?;
+                if let Err(reason) =
+                    self.raft.handle_transfer_leader(request).await.map_err(|error| self.stopped(&error))?
+                {
+                    tracing::info!(group = self.group, replica = self.replica, %reason, "leadership not taken");
+                }
+                Ok(codec::encode_done())
+            }
+            FrameKind::SnapshotBegin => {
+                let begin = Begin::decode(body).map_err(unreadable)?;
+                if self.knows_higher_vote(&begin.vote) {
+                    return Err(Refusal::Snapshot("the sender no longer leads".to_owned()));
+                }
+                self.receive(move |installer| installer.begin(begin)).await?;
+                Ok(message::encode_begun())
+            }
+            FrameKind::SnapshotChunk => {
+                let chunk = Chunk::decode(body).map_err(unreadable)?;
+                self.receive(move |installer| installer.chunk(&chunk)).await?;
+                Ok(codec::encode_done())
+            }
+            FrameKind::SnapshotFinish => self.install(Finish::decode(body).map_err(unreadable)?).await,
+            FrameKind::SnapshotAbort => {
+                let transfer = message::decode_abort(body).map_err(unreadable)?;
+                self.receive(move |installer| {
+                    installer.abort(transfer);
+                    Ok(())
+                })
+                .await?;
+                Ok(codec::encode_done())
+            }
+            FrameKind::Reply | FrameKind::Refused => {
+                Err(Refusal::Unreadable("an answer to nothing".to_owned()))
+            }
+        }
+    }
+
+    async fn append(&self, body: Bytes) -> Result<Bytes, Refusal> {
+        let request = codec::decode_append::<RT>(body).map_err(unreadable)?;
+        let previous = request.prev_log_id;
+        let last = request.entries.last().map(|entry| entry.log_id).or(previous);
+        let reply = self.raft.append_entries(request).await.map_err(|error| self.stopped(&error))?;
+        if reply.is_conflict() && previous.is_none() {
+            return Err(Refusal::Unreadable("nothing cannot conflict".to_owned()));
+        }
+        Ok(codec::encode_append_reply::<RT>(&reply.into_stream_result(previous, last)))
+    }
+
+    fn knows_higher_vote(&self, vote: &Vote) -> bool {
+        let metrics = self.raft.server_metrics();
+        let known = openraft::async_runtime::watch::WatchReceiver::borrow_watched(&metrics).vote;
+        known.partial_cmp(vote) == Some(std::cmp::Ordering::Greater)
+    }
+
+    async fn install(&self, finish: Finish) -> Result<Bytes, Refusal> {
+        let vote = finish.vote;
+        let received = self.receive(move |installer| installer.finish(&finish)).await?;
+        let meta = meta_of(received.mark()).map_err(|error| Refusal::Snapshot(error.to_string()))?;
+        if meta.last_log_id.is_none() {
+            return Err(Refusal::Snapshot("it holds nothing".to_owned()));
+        }
+        tracing::info!(group = self.group, replica = self.replica, %meta, "installing a snapshot");
+        let snapshot = Snapshot { meta, snapshot: SnapshotData::Received(received) };
+        let reply =
+            self.raft.install_full_snapshot(vote, snapshot).await.map_err(|error| self.stopped_by(&error))?;
+        Ok(message::encode_finished(&reply.vote))
+    }
+
+    /// Runs file work of the installer on a blocking thread.
+    async fn receive<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Installer) -> Result<T, SnapshotError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let installer = Arc::clone(&self.installer);
+        match TypeConfig::<RT>::spawn_blocking(move || work(&installer)).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(Refusal::Snapshot(error.to_string())),
+            Err(error) => Err(Refusal::Snapshot(error.to_string())),
+        }
+    }
+
+    fn stopped(&self, error: &impl std::fmt::Display) -> Refusal {
+        Refusal::Stopped(self.state.halted().unwrap_or_else(|| error.to_string()))
+    }
+
+    fn stopped_by(&self, error: &Fatal<TypeConfig<RT>>) -> Refusal {
+        self.stopped(error)
+    }
+}
+
+fn unreadable(error: DecodeError) -> Refusal {
+    Refusal::Unreadable(error.to_string())
+}

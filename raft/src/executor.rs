@@ -1,0 +1,137 @@
+//! Threads for work that may block: applying entries, linking and installing snapshots.
+//!
+//! A group is pinned to one thread, so its work runs in the order given and one at a time. A simulation runs it inline.
+//!
+//! Invariants:
+//! - work of one lane runs in order, never two at once;
+//! - a panic in one piece of work ends neither the thread nor other groups: the caller sees its answer's channel close;
+//! - the queues need no bound of their own: a group has at most its state machine's worker, one snapshot link and one
+//!   mark query outstanding.
+//!
+//! Not here: what is run (`applier`, `snapshot`).
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::Sender;
+use tokio::sync::oneshot;
+
+/// A piece of blocking work.
+pub type Work = Box<dyn FnOnce() + Send>;
+
+/// Runs blocking work of groups; see the module.
+pub trait ApplyExecutor: Send + Sync + 'static {
+    /// Runs `work` after all earlier work of the same lane.
+    fn execute(&self, lane: u64, work: Work);
+}
+
+/// A fixed pool of named threads. Ends its threads, after what is queued, when dropped.
+pub struct ApplyThreads {
+    queues: Vec<Sender<Work>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ApplyThreads {
+    /// Starts `threads` threads (at least one).
+    ///
+    /// # Errors
+    /// What the system said when a thread could not be made.
+    pub fn start(threads: usize) -> std::io::Result<Arc<Self>> {
+        let mut pool = Self { queues: Vec::new(), threads: Vec::new() };
+        for number in 0..threads.max(1) {
+            let (queue, work) = crossbeam_channel::unbounded::<Work>();
+            let thread = std::thread::Builder::new().name(format!("apply-{number}")).spawn(move || {
+                for piece in work {
+                    run_caught(piece);
+                }
+            })?;
+            pool.queues.push(queue);
+            pool.threads.push(thread);
+        }
+        Ok(Arc::new(pool))
+    }
+}
+
+impl ApplyExecutor for ApplyThreads {
+    fn execute(&self, lane: u64, work: Work) {
+        let number = (lane % self.queues.len().max(1) as u64) as usize;
+        if let Some(queue) = self.queues.get(number) {
+            // Only fails when the thread is gone; the work is dropped and its caller sees that.
+            let _ = queue.send(work);
+        }
+    }
+}
+
+impl Drop for ApplyThreads {
+    fn drop(&mut self) {
+        self.queues.clear();
+        let current = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // The last handle may be dropped by work on one of these threads, which cannot wait for itself.
+            if thread.thread().id() != current && thread.join().is_err() {
+                tracing::error!("an apply thread panicked outside of its work");
+            }
+        }
+    }
+}
+
+/// Runs work at once, on the caller's thread: for simulations.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct InlineExecutor;
+
+impl ApplyExecutor for InlineExecutor {
+    fn execute(&self, _lane: u64, work: Work) {
+        run_caught(work);
+    }
+}
+
+fn run_caught(work: Work) {
+    if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(work)) {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        tracing::error!(panic = %text, "work of a group panicked");
+    }
+}
+
+/// The work did not finish: it panicked, or its thread ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the work panicked or its thread ended")]
+pub struct WorkLost;
+
+/// Runs `work` on the executor and waits for what it returns.
+pub(crate) async fn run<T, F>(executor: &dyn ApplyExecutor, lane: u64, work: F) -> Result<T, WorkLost>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (done, answer) = oneshot::channel();
+    executor.execute(
+        lane,
+        Box::new(move || {
+            let _ = done.send(work());
+        }),
+    );
+    answer.await.map_err(|_| WorkLost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn keeps_order_in_a_lane_and_survives_a_panic() {
+        let pool = ApplyThreads::start(2).expect("threads");
+        let (seen, order) = crossbeam_channel::unbounded();
+        for number in 0..100u64 {
+            let seen = seen.clone();
+            pool.execute(7, Box::new(move || seen.send(number).expect("open")));
+        }
+        assert_eq!(run(&*pool, 7, || -> u64 { panic!("on purpose") }).await, Err(WorkLost));
+        assert_eq!(run(&*pool, 7, || 5).await, Ok(5));
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,440 @@
+//! One replica of one group: the handle that the rest of the server holds.
+//!
+//! A command walks: [`Group::propose`] (bounded by bytes in flight) → the proposer task, in call order → openraft → log
+//! and followers → commit → `applier` → the [`Answer`].
+//!
+//! Invariants:
+//! - commands proposed one after the other by one caller enter the log in that order;
+//! - what is in flight is bounded; what does not fit is refused at once, never queued;
+//! - a replica that halted says why, and takes no other group with it.
+//!
+//! Not here: membership changes (`membership`), opening and closing (`bootstrap`, `group_registry`), purging the log
+//! (`purge`), meaning of commands and answers.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use evershard_storage::log::GroupLog;
+use openraft::async_runtime::watch::WatchReceiver as _;
+use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader};
+use openraft::raft::ClientWriteResult;
+use openraft::{Raft, ReadPolicy, ServerState};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::applier::{Applier, ApplierState};
+use crate::budget::Budget;
+use crate::endpoint::Endpoint;
+use crate::error::{GroupError, NotServing, ProposeError};
+use crate::leadership::{LeaderWatch, Leadership};
+use crate::membership_codec::Members;
+use crate::options::RaftOptions;
+use crate::reply::Reply;
+use crate::state_machine::{LogPosition, StateMachine};
+use crate::transport::Router;
+use crate::type_config::{Command, Peer, Runtime, Tokio, TypeConfig, to_position};
+
+pub(crate) type RaftOf<RT> = Raft<TypeConfig<RT>, Applier<RT>>;
+
+/// A replica's role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Receives, does not vote.
+    Learner,
+    /// Votes.
+    Follower,
+    /// Stands for election.
+    Candidate,
+    /// Leads.
+    Leader,
+    /// Was shut down, or halted.
+    Stopped,
+}
+
+/// What a replica shows of itself.
+#[derive(Debug, Clone)]
+pub struct GroupStatus {
+    /// The group.
+    pub group: u64,
+    /// The replica.
+    pub replica: u64,
+    /// Its role.
+    pub role: Role,
+    /// Its term.
+    pub term: u64,
+    /// The leader and where it is, when known.
+    pub leader: Option<(u64, Peer)>,
+    /// The last entry of its log.
+    pub last_index: Option<u64>,
+    /// The last entry that is durable here.
+    pub durable_index: Option<u64>,
+    /// The last entry that is committed, as far as it knows.
+    pub committed: Option<u64>,
+    /// The last entry that it applied.
+    pub applied: Option<LogPosition>,
+    /// How far the state machine's flush is, as openraft was told.
+    pub snapshot: Option<u64>,
+    /// The last entry that was purged from the log.
+    pub purged: Option<u64>,
+    /// Voters and learners.
+    pub members: Members,
+    /// On the leader: the last entry that each other member has; `None` before the first answer.
+    pub replicated: BTreeMap<u64, Option<u64>>,
+    /// On the leader: time since a quorum last acknowledged it.
+    pub lease_age: Option<Duration>,
+    /// Bytes proposed here and not yet answered.
+    pub in_flight_bytes: u64,
+    /// Why it stopped for good.
+    pub halted: Option<String>,
+}
+
+/// The state machine's answer to a proposal, when it was applied here. Dropping it does not take the proposal back.
+#[must_use = "the outcome of the proposal"]
+pub struct Answer<RT: Runtime = Tokio> {
+    receiver: oneshot::Receiver<ClientWriteResult<TypeConfig<RT>>>,
+    state: Arc<ApplierState>,
+}
+
+impl<RT: Runtime> Future for Answer<RT> {
+    type Output = Result<Bytes, ProposeError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.receiver).poll(cx).map(|received| match received {
+            Ok(Ok(response)) => Ok(response.data),
+            Ok(Err(error)) => Err(propose_error(error)),
+            Err(_) => Err(stopped(&self.state)),
+        })
+    }
+}
+
+pub(crate) struct Proposal<RT: Runtime> {
+    time_ms: Option<u64>,
+    payload: Bytes,
+    reply: Reply<ClientWriteResult<TypeConfig<RT>>>,
+}
+
+/// A cheap handle of a replica; see the module.
+pub struct Group<RT: Runtime = Tokio> {
+    pub(crate) inner: Arc<GroupInner<RT>>,
+}
+
+impl<RT: Runtime> Clone for Group<RT> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+pub(crate) struct GroupInner<RT: Runtime> {
+    pub(crate) group: u64,
+    pub(crate) replica: u64,
+    pub(crate) raft: RaftOf<RT>,
+    pub(crate) log: GroupLog,
+    pub(crate) state_machine: Arc<dyn StateMachine>,
+    pub(crate) state: Arc<ApplierState>,
+    pub(crate) endpoint: Arc<Endpoint<RT>>,
+    pub(crate) router: Arc<Router<RT>>,
+    pub(crate) leader: Arc<LeaderWatch<RT>>,
+    pub(crate) options: RaftOptions,
+    pub(crate) flushed: Notify,
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: Mutex<Vec<RT::JoinHandle<()>>>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) proposals: mpsc::Sender<Proposal<RT>>,
+}
+
+impl<RT: Runtime> Group<RT> {
+    /// The group's id.
+    #[must_use]
+    pub fn group(&self) -> u64 {
+        self.inner.group
+    }
+
+    /// This replica's id.
+    #[must_use]
+    pub fn replica(&self) -> u64 {
+        self.inner.replica
+    }
+
+    /// Proposes a command, stamped with the leader's clock. Commands proposed one after the other enter the log in that
+    /// order. The answer comes when it was applied here.
+    ///
+    /// # Errors
+    /// At once: [`ProposeError::Exhausted`], [`ProposeError::TooLarge`], [`ProposeError::Stopped`],
+    /// [`ProposeError::Halted`]. The others come with the answer.
+    pub fn propose(&self, command: Bytes) -> Result<Answer<RT>, ProposeError> {
+        self.submit(None, command)
+    }
+
+    /// The same, stamped with `time_ms` by the caller.
+    ///
+    /// # Errors
+    /// As [`Group::propose`].
+    pub fn propose_at(&self, time_ms: u64, command: Bytes) -> Result<Answer<RT>, ProposeError> {
+        self.submit(Some(time_ms), command)
+    }
+
+    fn submit(&self, time_ms: Option<u64>, payload: Bytes) -> Result<Answer<RT>, ProposeError> {
+        let inner = &*self.inner;
+        let limit = inner.options.limits.command_bytes;
+        if payload.len() > limit {
+            return Err(ProposeError::TooLarge { bytes: payload.len(), limit });
+        }
+        if inner.stop.is_cancelled() || inner.state.halted().is_some() {
+            return Err(stopped(&inner.state));
+        }
+        let exhausted = || ProposeError::Exhausted { in_flight_bytes: inner.budget.bytes() };
+        let held = inner.budget.take(payload.len() as u64).ok_or_else(exhausted)?;
+        let (reply, receiver) = Reply::pair(Some(held));
+        match inner.proposals.try_send(Proposal { time_ms, payload, reply }) {
+            Ok(()) => Ok(Answer { receiver, state: Arc::clone(&inner.state) }),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(exhausted()),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(stopped(&inner.state)),
+        }
+    }
+
+    /// Whether this replica may answer a leader-consistent read now. Cheap: call it for every pull.
+    ///
+    /// # Errors
+    /// [`NotServing`] with the leader, when it is another and known.
+    pub fn serving_lease(&self) -> Result<(), NotServing> {
+        self.inner.leader.check()
+    }
+
+    /// A linearizable read point: asks a quorum, waits until it is applied here, and answers with its index. Reads of
+    /// the state machine after this see everything acknowledged before the call.
+    ///
+    /// # Errors
+    /// [`NotServing`] when this replica does not lead or reaches no quorum.
+    pub async fn read_index(&self) -> Result<u64, NotServing> {
+        match self.inner.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
+            Ok(read) => Ok(read.index()),
+            Err(error) => Err(match self.serving_lease() {
+                Err(reason) => reason,
+                Ok(()) => {
+                    tracing::debug!(group = self.group(), %error, "no read point");
+                    NotServing::LeaseExpired { age: self.inner.leader.lease_age() }
+                }
+            }),
+        }
+    }
+
+    /// Who leads, as this replica knows it.
+    #[must_use]
+    pub fn leadership(&self) -> Leadership {
+        self.inner.leader.current()
+    }
+
+    /// The same, as it changes.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Leadership> {
+        self.inner.leader.subscribe()
+    }
+
+    /// Tells the group that the state machine's flush advanced: [`StateMachine::snapshot_mark`] answers more than
+    /// before. The log is then purged behind it, down to what is kept for followers. Cheap; the work is done elsewhere.
+    pub fn flushed(&self) {
+        self.inner.flushed.notify_one();
+    }
+
+    /// The group's part of the node's log.
+    #[must_use]
+    pub fn log(&self) -> &GroupLog {
+        &self.inner.log
+    }
+
+    /// The state machine.
+    #[must_use]
+    pub fn state_machine(&self) -> &Arc<dyn StateMachine> {
+        &self.inner.state_machine
+    }
+
+    /// Why the replica stopped for good, if it did: it must be replaced.
+    #[must_use]
+    pub fn halted(&self) -> Option<String> {
+        let halted = self.inner.state.halted();
+        halted.or_else(|| {
+            let metrics = self.inner.raft.metrics();
+            let fatal = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
+            fatal.filter(|_| !self.inner.stop.is_cancelled())
+        })
+    }
+
+    /// Everything there is to show.
+    #[must_use]
+    pub fn status(&self) -> GroupStatus {
+        let inner = &*self.inner;
+        let log = inner.log.state();
+        let leadership = self.leadership();
+        let metrics = inner.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let role = match metrics.state {
+            _ if metrics.running_state.is_err() => Role::Stopped,
+            ServerState::Learner => Role::Learner,
+            ServerState::Follower => Role::Follower,
+            ServerState::Candidate => Role::Candidate,
+            ServerState::Leader => Role::Leader,
+            ServerState::Shutdown => Role::Stopped,
+        };
+        let replication = metrics.replication.iter().flatten();
+        GroupStatus {
+            group: inner.group,
+            replica: inner.replica,
+            role,
+            term: metrics.current_term,
+            leader: leadership.leader,
+            last_index: log.last.map(|id| id.index),
+            durable_index: log.durable_index,
+            committed: metrics.cluster_committed.as_ref().map(|id| id.index()),
+            applied: metrics.last_applied.as_ref().map(to_position),
+            snapshot: metrics.snapshot.as_ref().map(|id| id.index()),
+            purged: log.last_purged.map(|id| id.index),
+            members: Members::of(metrics.membership_config.membership()),
+            replicated: replication
+                .filter(|(replica, _)| **replica != inner.replica)
+                .map(|(replica, matched)| (*replica, matched.as_ref().map(|id| id.index())))
+                .collect(),
+            lease_age: inner.leader.lease_age(),
+            in_flight_bytes: inner.budget.bytes(),
+            halted: inner.state.halted(),
+        }
+    }
+
+    /// Hands leadership to another voter, and waits until it leads or `within` is over. Reads and proposals are refused
+    /// from the moment of the call until there is a new leader.
+    ///
+    /// # Errors
+    /// [`GroupError::NotLeader`], or [`GroupError::Timeout`]: then an election will follow by itself.
+    pub async fn transfer_leader(&self, to: u64, within: Duration) -> Result<(), GroupError> {
+        let inner = &*self.inner;
+        let Some(term) = inner.leader.close() else {
+            return Err(GroupError::NotLeader { leader: self.leadership().leader });
+        };
+        if to == inner.replica {
+            return Err(GroupError::Membership { reason: "this replica leads already".to_owned() });
+        }
+        inner.raft.trigger().transfer_leader(to).await.map_err(|_| self.gone())?;
+        let wait = inner.raft.wait(Some(within));
+        let moved = wait.metrics(
+            |metrics| {
+                metrics.current_term > term
+                    && metrics.current_leader.is_some_and(|leader| leader != inner.replica)
+            },
+            "leadership moves",
+        );
+        match moved.await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(GroupError::Timeout { what: "leadership to move", after: within }),
+        }
+    }
+
+    /// The error for a group that does not run any more.
+    pub(crate) fn gone(&self) -> GroupError {
+        match self.halted() {
+            Some(reason) => {
+                GroupError::Halted { group: self.inner.group, replica: self.inner.replica, reason }
+            }
+            None => GroupError::Stopped,
+        }
+    }
+
+    /// Stops the replica on this node and waits for its tasks. Does not hand over leadership: see
+    /// [`crate::group_registry::GroupRegistry::shutdown`].
+    pub async fn shutdown(&self) {
+        let inner = &*self.inner;
+        inner.leader.close();
+        inner.stop.cancel();
+        inner.router.remove(inner.replica);
+        if let Err(error) = inner.raft.shutdown().await {
+            tracing::error!(group = inner.group, replica = inner.replica, %error, "the group's core did not end well");
+        }
+        let tasks = std::mem::take(&mut *inner.tasks.lock());
+        for task in tasks {
+            if let Err(error) = task.await {
+                tracing::error!(group = inner.group, replica = inner.replica, %error, "a task of the group panicked");
+            }
+        }
+    }
+}
+
+/// Hands proposals to openraft in order.
+pub(crate) async fn run_proposer<RT: Runtime>(
+    raft: RaftOf<RT>,
+    mut proposals: mpsc::Receiver<Proposal<RT>>,
+    mut clock: LeaderClock<RT>,
+    stop: CancellationToken,
+) {
+    loop {
+        let stopped = std::pin::pin!(stop.cancelled());
+        let next = std::pin::pin!(proposals.recv());
+        let futures_util::future::Either::Right((Some(proposal), _)) =
+            futures_util::future::select(stopped, next).await
+        else {
+            return;
+        };
+        let time_ms = proposal.time_ms.unwrap_or_else(|| clock.now_ms());
+        let command = Command { time_ms, payload: proposal.payload };
+        if raft.client_write_ff(command, Some(proposal.reply)).await.is_err() {
+            // openraft is gone; dropping the queue tells everyone who waits.
+            return;
+        }
+    }
+}
+
+/// The leader's clock for entries: never behind what it gave out before, and ahead of that by at most the time that
+/// passed plus a second, whatever the wall clock does.
+pub(crate) struct LeaderClock<RT: Runtime> {
+    wall: crate::options::WallClock,
+    last: Option<(u64, RT::Instant)>,
+}
+
+impl<RT: Runtime> LeaderClock<RT> {
+    pub(crate) fn new(wall: crate::options::WallClock) -> Self {
+        Self { wall, last: None }
+    }
+
+    fn now_ms(&mut self) -> u64 {
+        let now = <RT::Instant as openraft::Instant>::now();
+        let wall = (self.wall)();
+        let time_ms = match self.last {
+            None => wall,
+            Some((last, at)) => {
+                let passed = u64::try_from((now - at).as_millis()).unwrap_or(u64::MAX);
+                wall.clamp(last, last.saturating_add(passed).saturating_add(1000))
+            }
+        };
+        self.last = Some((time_ms, now));
+        time_ms
+    }
+}
+
+pub(crate) fn stopped(state: &ApplierState) -> ProposeError {
+    match state.halted() {
+        Some(reason) => ProposeError::Halted { reason },
+        None => ProposeError::Stopped,
+    }
+}
+
+fn propose_error<RT: Runtime>(error: ClientWriteError<TypeConfig<RT>>) -> ProposeError {
+    match error {
+        ClientWriteError::ForwardToLeader(forward) => match (forward.reason, leader_of(&forward)) {
+            (ForwardReason::NotLeader, Some(leader)) => ProposeError::NotLeader { leader: Some(leader) },
+            _ => ProposeError::Unavailable,
+        },
+        ClientWriteError::LogEntryDiscarded(forward) => {
+            ProposeError::OutcomeUnknown { leader: leader_of(&forward) }
+        }
+        // Only membership changes get these, and they do not come this way.
+        ClientWriteError::ChangeMembershipError(_) | ClientWriteError::PreconditionFailed(_) => {
+            ProposeError::Unavailable
+        }
+    }
+}
+
+pub(crate) fn leader_of<RT: Runtime>(forward: &ForwardToLeader<TypeConfig<RT>>) -> Option<(u64, Peer)> {
+    forward.leader_id.zip(forward.leader_node.clone())
+}

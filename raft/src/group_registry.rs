@@ -1,0 +1,166 @@
+//! All groups of a node: opens them, finds them, closes them, and ends them in good order.
+//!
+//! Invariants:
+//! - a group is open at most once on a node;
+//! - a clean shutdown hands over every led group first, for about a second at most, then ends every task it started.
+//!   The server that mounts [`peer_service`] must go on serving until then.
+//!
+//! Not here: which replicas the node should hold (`src`), what a group does (`group`).
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evershard_proto::v1::raft_service_server::RaftServiceServer;
+use evershard_storage::log::GroupLog;
+use futures_util::future::join_all;
+use parking_lot::RwLock;
+
+use crate::bootstrap::GroupHost;
+use crate::error::GroupError;
+use crate::executor::ApplyExecutor;
+use crate::group::Group;
+use crate::options::RaftOptions;
+use crate::state_machine::StateMachine;
+use crate::transport::Router;
+use crate::transport::peer_client::PeerPool;
+use crate::transport::peer_service::PeerService;
+
+/// How long a clean shutdown waits for leadership to move.
+const HAND_OVER_WITHIN: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub struct GroupRegistry {
+    host: GroupHost,
+    peers: Arc<PeerPool>,
+    groups: RwLock<BTreeMap<u64, Slot>>,
+}
+
+enum Slot {
+    Opening { replica: u64 },
+    Open(Group),
+}
+
+impl GroupRegistry {
+    /// A registry without groups. `executor` runs the groups' blocking work ([`crate::ApplyThreads`]).
+    ///
+    /// # Errors
+    /// [`GroupError::Config`] naming the setting that is wrong.
+    pub fn new(options: RaftOptions, executor: Arc<dyn ApplyExecutor>) -> Result<Arc<Self>, GroupError> {
+        options.validate()?;
+        let peers = PeerPool::new(&options);
+        let host = GroupHost {
+            options,
+            executor,
+            transport: Arc::clone(&peers) as _,
+            router: Arc::new(Router::default()),
+        };
+        Ok(Arc::new(Self { host, peers, groups: RwLock::new(BTreeMap::new()) }))
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn options(&self) -> &RaftOptions {
+        &self.host.options
+    }
+
+    /// Opens a replica: replays its log from where its state machine recovered, and starts it. A new replica waits
+    /// until it is initialised or a leader finds it.
+    ///
+    /// # Errors
+    /// [`GroupError::AlreadyOpen`], [`GroupError::Folder`], [`GroupError::Halted`].
+    pub async fn open(
+        &self,
+        group: u64,
+        replica: u64,
+        state_machine: Arc<dyn StateMachine>,
+        log: GroupLog,
+    ) -> Result<Group, GroupError> {
+        match self.groups.write().entry(group) {
+            Entry::Vacant(vacant) => vacant.insert(Slot::Opening { replica }),
+            Entry::Occupied(held) => {
+                let replica = match held.get() {
+                    Slot::Opening { replica } => *replica,
+                    Slot::Open(open) => open.replica(),
+                };
+                return Err(GroupError::AlreadyOpen { group, replica });
+            }
+        };
+        let opened = self.host.open(group, replica, state_machine, log).await;
+        let mut groups = self.groups.write();
+        match &opened {
+            Ok(open) => groups.insert(group, Slot::Open(open.clone())),
+            Err(_) => groups.remove(&group),
+        };
+        opened
+    }
+
+    /// The open group with this id.
+    #[must_use]
+    pub fn group(&self, group: u64) -> Option<Group> {
+        match self.groups.read().get(&group) {
+            Some(Slot::Open(open)) => Some(open.clone()),
+            _ => None,
+        }
+    }
+
+    /// All open groups, by id.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Group> {
+        let groups = self.groups.read();
+        groups
+            .values()
+            .filter_map(|slot| match slot {
+                Slot::Open(open) => Some(open.clone()),
+                Slot::Opening { .. } => None,
+            })
+            .collect()
+    }
+
+    /// Stops a group on this node, without handing over. Its log and state stay; destroying them is the caller's.
+    ///
+    /// # Errors
+    /// [`GroupError::Absent`].
+    pub async fn close(&self, group: u64) -> Result<(), GroupError> {
+        let open = self.group(group).ok_or(GroupError::Absent { group })?;
+        open.shutdown().await;
+        self.groups.write().remove(&group);
+        Ok(())
+    }
+
+    /// Hands over every led group to the voter that has most of its log, waiting for about a second at most.
+    pub async fn hand_over(&self) {
+        let transfers = self.groups().into_iter().filter_map(|group| {
+            group.inner.leader.term_led_now()?;
+            let to = group.inner.leader.best_successor()?;
+            Some(async move {
+                if let Err(error) = group.transfer_leader(to, HAND_OVER_WITHIN).await {
+                    tracing::warn!(group = group.group(), to, %error, "leadership was not handed over");
+                }
+            })
+        });
+        join_all(transfers).await;
+    }
+
+    /// Ends everything: hands over, stops all groups, closes all connections, waits for all tasks.
+    pub async fn shutdown(&self) {
+        self.hand_over().await;
+        self.stop().await;
+    }
+
+    /// The same without handing over: for tests of crashes, and when time is out.
+    pub async fn stop(&self) {
+        let groups = self.groups();
+        join_all(groups.iter().map(Group::shutdown)).await;
+        self.groups.write().clear();
+        self.peers.close().await;
+    }
+}
+
+/// The gRPC service through which peers reach the groups of `registry`; mount it in the node's server. Build that server
+/// with [`crate::tuned`] for large payloads.
+#[must_use]
+pub fn peer_service(registry: &Arc<GroupRegistry>) -> RaftServiceServer<PeerService> {
+    PeerService::new(&registry.host.options, Arc::clone(&registry.host.router)).into_server()
+}
