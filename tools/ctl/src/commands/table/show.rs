@@ -1,0 +1,106 @@
+//! `evershardctl table show TABLE`.
+
+use std::process::ExitCode;
+
+use evershard_proto::v1::{NonFinitePolicy, TableDefinition, initializer, optimizer};
+use serde_json::{Value, json};
+
+use crate::cli::{Global, Output};
+use crate::commands::status::{ClusterView, TableView};
+use crate::connection::Connection;
+use crate::error::CtlError;
+use crate::output;
+
+pub(crate) async fn run(global: &Global, name: &str) -> Result<ExitCode, CtlError> {
+    let connection = Connection::open(global).await?;
+    let (description, definition) = super::find(&connection.routing, name)?;
+    let view = ClusterView::gather(global, false).await?;
+    // Dropped between the two looks: then there is nothing to count.
+    let counted = view.tables.iter().find(|table| table.number == description.number);
+    let shown = describe(definition, description.number, counted);
+    match global.output {
+        Output::Json => output::json(&shown)?,
+        Output::Table => {
+            let rows = shown.as_object().into_iter().flatten();
+            let rows = rows.map(|(key, value)| [key.clone(), plain(value)]);
+            output::print(&output::table(["field", "value"], rows))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableView>) -> Value {
+    let non_finite = match definition.non_finite() {
+        NonFinitePolicy::Reject => "reject",
+        NonFinitePolicy::SkipRow => "skip_row",
+        NonFinitePolicy::Clip => "clip",
+    };
+    json!({
+        "name": definition.name,
+        "number": number,
+        "kind": counted.map_or("sparse", |table| table.kind.as_str()),
+        "dim": definition.dim,
+        "rows": counted.map(|table| table.rows),
+        "memory_bytes": counted.map(|table| table.memory_bytes),
+        "optimizer": optimizer_of(definition),
+        "initializer": initializer_of(definition),
+        "non_finite": non_finite,
+    })
+}
+
+fn optimizer_of(definition: &TableDefinition) -> Value {
+    let Some(optimizer) = &definition.optimizer else { return Value::Null };
+    let weight_decay = optimizer.weight_decay;
+    match &optimizer.kind {
+        None => Value::Null,
+        Some(optimizer::Kind::Sgd(sgd)) => {
+            json!({ "kind": "sgd", "lr": sgd.lr, "weight_decay": weight_decay })
+        }
+        Some(optimizer::Kind::Adagrad(adagrad)) => json!({
+            "kind": "adagrad",
+            "lr": adagrad.lr,
+            "eps": adagrad.eps,
+            "initial_accumulator": adagrad.initial_accumulator,
+            "weight_decay": weight_decay,
+        }),
+        Some(optimizer::Kind::Adam(adam)) => json!({
+            "kind": "adam",
+            "lr": adam.lr,
+            "beta1": adam.beta1,
+            "beta2": adam.beta2,
+            "eps": adam.eps,
+            "weight_decay": weight_decay,
+        }),
+    }
+}
+
+fn initializer_of(definition: &TableDefinition) -> Value {
+    let initializer = definition.initializer.unwrap_or_default();
+    let seed = initializer.seed;
+    match initializer.kind {
+        None | Some(initializer::Kind::Zeros(_)) => json!({ "kind": "zeros" }),
+        Some(initializer::Kind::Uniform(uniform)) => {
+            json!({ "kind": "uniform", "low": uniform.low, "high": uniform.high, "seed": seed })
+        }
+        Some(initializer::Kind::Normal(normal)) => {
+            json!({ "kind": "normal", "mean": normal.mean, "std": normal.std, "seed": seed })
+        }
+    }
+}
+
+/// `adagrad lr=0.05 eps=1e-10` instead of braces and quotes.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Object(fields) => {
+            let kind = fields.get("kind").map(plain);
+            let rest = fields
+                .iter()
+                .filter(|(key, _)| *key != "kind")
+                .map(|(key, value)| format!("{key}={}", plain(value)));
+            kind.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,241 @@
+//! The whole program against a node that answers from a script: exit codes, stdout, and the JSON that scripts rely on.
+//!
+//! Not here: a real cluster (`tests/ctl_shapes.rs` of the workspace).
+
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+
+use evershard_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
+use evershard_proto::v1::{self as pb};
+use serde_json::Value;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+/// Node 1 of two; node 2 is dead.
+struct FakeNode {
+    own: String,
+    dead: String,
+    created: bool,
+    equal: bool,
+}
+
+#[tonic::async_trait]
+impl AdminService for FakeNode {
+    async fn init_cluster(
+        &self,
+        _: Request<pb::InitClusterRequest>,
+    ) -> Result<Response<pb::InitClusterReply>, Status> {
+        if self.created {
+            return Err(Status::already_exists("this node belongs to cluster c-1"));
+        }
+        Ok(Response::new(pb::InitClusterReply { cluster_id: "c-1".into() }))
+    }
+
+    async fn get_routing(&self, _: Request<pb::GetRoutingRequest>) -> Result<Response<pb::Routing>, Status> {
+        if !self.created {
+            return Ok(Response::new(pb::Routing::default()));
+        }
+        let node =
+            |id, address: &str| pb::NodeDescription { id, address: address.into(), state: "up".into() };
+        let replica = |node| pb::ReplicaDescription { replica: node + 10, node };
+        let definition = pb::TableDefinition { name: "items".into(), dim: 4, ..Default::default() };
+        Ok(Response::new(pb::Routing {
+            cluster_id: "c-1".into(),
+            version: 7,
+            nodes: vec![node(1, &self.own), node(2, &self.dead)],
+            shards: vec![pb::ShardDescription {
+                shard: 0,
+                group: 1,
+                range_start: 0,
+                range_end: u64::MAX,
+                replicas: vec![replica(1), replica(2)],
+                leader_node: 1,
+            }],
+            tables: vec![pb::TableDescription { number: 3, definition: Some(definition) }],
+            software_version: "0.1.0".into(),
+            meta_leader_node: 1,
+        }))
+    }
+
+    async fn get_node_status(
+        &self,
+        request: Request<pb::GetNodeStatusRequest>,
+    ) -> Result<Response<pb::NodeStatus>, Status> {
+        let digest = if request.get_ref().with_digest { "00ff".to_owned() } else { String::new() };
+        Ok(Response::new(pb::NodeStatus {
+            node: 1,
+            cluster_id: "c-1".into(),
+            replicas: vec![pb::ReplicaStatus {
+                group: 1,
+                replica: 11,
+                role: "leader".into(),
+                term: 5,
+                last_index: 9,
+                committed: 8,
+                applied: 8,
+                flushed: 6,
+                digest,
+                digest_index: 8,
+                tables: vec![pb::TableCount { table: 3, rows: 100, memory_bytes: 1 << 20 }],
+                leader_node: 1,
+                ..Default::default()
+            }],
+            software_version: "0.1.0".into(),
+            ready: true,
+            uptime_ms: 1,
+        }))
+    }
+
+    async fn scrub(&self, _: Request<pb::ScrubRequest>) -> Result<Response<pb::ScrubReply>, Status> {
+        let digest = |node, digest: &str| pb::ReplicaDigest { node, digest: digest.into() };
+        let digests = vec![digest(1, "aa"), digest(2, if self.equal { "aa" } else { "bb" })];
+        let shard =
+            pb::ShardDigests { shard: 0, index: 9, digests, equal: self.equal, problem: String::new() };
+        Ok(Response::new(pb::ScrubReply { shards: vec![shard] }))
+    }
+
+    async fn create_table(
+        &self,
+        _: Request<pb::CreateTableRequest>,
+    ) -> Result<Response<pb::TableDescription>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn drop_table(
+        &self,
+        _: Request<pb::DropTableRequest>,
+    ) -> Result<Response<pb::DropTableReply>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn open_session(
+        &self,
+        _: Request<pb::OpenSessionRequest>,
+    ) -> Result<Response<pb::OpenSessionReply>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn renew_session(
+        &self,
+        _: Request<pb::RenewSessionRequest>,
+    ) -> Result<Response<pb::RenewSessionReply>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn transfer_leader(
+        &self,
+        _: Request<pb::TransferLeaderRequest>,
+    ) -> Result<Response<pb::TransferLeaderReply>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+}
+
+/// A fake node on a port of its own, living as long as the test's runtime.
+async fn fake(created: bool, equal: bool) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own = url(listener.local_addr().unwrap());
+    let node = FakeNode { own: own.clone(), dead: dead(), created, equal };
+    let server = tonic::transport::Server::builder().add_service(AdminServiceServer::new(node));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    own
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+/// An address where nobody listens.
+fn dead() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    url(listener.local_addr().unwrap())
+}
+
+async fn ctl(endpoints: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evershardctl"));
+    command.args(["--endpoints", endpoints]).args(args);
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_has_the_stable_shape_and_shows_dead_nodes() {
+    let node = fake(true, true).await;
+    let output = ctl(&node, &["status", "--output", "json"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let status = json(&output);
+    assert_eq!(status["cluster"]["id"], "c-1");
+    assert_eq!(status["cluster"]["version"], "0.1.0");
+    assert_eq!(status["nodes"][0]["state"], "up");
+    assert_eq!(status["nodes"][1]["state"], "down");
+    let shard = &status["shards"][0];
+    assert_eq!(shard["range_start"], 0);
+    assert_eq!(shard["range_end"], u64::MAX);
+    assert_eq!((&shard["leader"], &shard["term"]), (&Value::from(1), &Value::from(5)));
+    let replica = &shard["replicas"][0];
+    for (field, value) in [("node", 1), ("last_index", 9), ("committed", 8), ("applied", 8), ("flushed", 6)] {
+        assert_eq!(replica[field], value, "{field}");
+    }
+    assert_eq!((&replica["role"], &replica["digest"]), (&Value::from("leader"), &Value::from("00ff")));
+    assert_eq!(shard["replicas"][1]["role"], "unreachable");
+    assert_eq!(shard["replicas"][1]["applied"], Value::Null);
+    let table = &status["tables"][0];
+    assert_eq!((&table["name"], &table["kind"]), (&Value::from("items"), &Value::from("sparse")));
+    assert_eq!((&table["dim"], &table["rows"]), (&Value::from(4), &Value::from(100)));
+    assert_eq!(status["jobs"], Value::Array(Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_living_endpoint_is_enough() {
+    let node = fake(true, true).await;
+    let output = ctl(&format!("{},{node}", dead()), &["status"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("DEGRADED: down: node 2"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scrub_fails_when_replicas_differ() {
+    let equal = ctl(&fake(true, true).await, &["scrub", "--output", "json"]).await;
+    assert_eq!(equal.status.code(), Some(0));
+    assert_eq!(json(&equal)["shards"][0]["digests"]["2"], "aa");
+    let differ = ctl(&fake(true, false).await, &["scrub", "--output", "json"]).await;
+    assert_eq!(differ.status.code(), Some(1));
+    assert_eq!(json(&differ)["shards"][0]["equal"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_codes_tell_usage_failure_and_absence_apart() {
+    let node = fake(true, true).await;
+    let unknown = ctl(&node, &["table", "get", "nothing", "1"]).await;
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("no table nothing; there are: items"), "{}", stderr(&unknown));
+    let usage = ctl(&node, &["table", "get", "items", "not-a-number"]).await;
+    assert_eq!(usage.status.code(), Some(2));
+    let address = dead();
+    let absent = ctl(&address, &["--timeout", "1", "status"]).await;
+    assert_eq!(absent.status.code(), Some(3));
+    assert!(stderr(&absent).contains(&address), "{}", stderr(&absent));
+    let no_url = ctl("localhost", &["status"]).await;
+    assert_eq!(no_url.status.code(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_is_created_once() {
+    let fresh = fake(false, true).await;
+    let looked = ctl(&fresh, &["status"]).await;
+    assert_eq!(looked.status.code(), Some(1));
+    assert!(stderr(&looked).contains("cluster init"), "{}", stderr(&looked));
+    let created = ctl(&fresh, &["cluster", "init", "--node", &format!("1={fresh}"), "--replicas", "1"]).await;
+    assert_eq!(created.status.code(), Some(0), "{}", stderr(&created));
+    assert_eq!(String::from_utf8_lossy(&created.stdout).trim(), "c-1");
+    let old = fake(true, true).await;
+    let again = ctl(&old, &["cluster", "init", "--node", &format!("1={old}"), "--replicas", "1"]).await;
+    assert_eq!(again.status.code(), Some(1));
+    assert!(stderr(&again).contains("belongs to cluster c-1"), "{}", stderr(&again));
+}
