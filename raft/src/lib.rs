@@ -9,9 +9,14 @@
 //!
 //! Not here: gradients, tables, sessions, configuration files.
 
+#[cfg(test)]
+extern crate self as evershard_raft;
+
 mod applier;
 mod bootstrap;
 mod budget;
+#[cfg(test)]
+mod contract_test;
 mod cursor;
 mod endpoint;
 mod error;

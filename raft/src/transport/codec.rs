@@ -162,7 +162,7 @@ pub(crate) fn payload_of(kind: u8, time_ms: u64, payload: Bytes) -> Result<Paylo
     }
 }
 
-/// About how many bytes [`encode_append`] writes; exact but for memberships.
+/// About how many bytes [`encode_append`] writes: at most this many, but for memberships with long addresses.
 pub(crate) fn append_bytes<RT: Runtime>(request: &AppendEntriesRequest<TypeConfig<RT>>) -> usize {
     let payloads: usize =
         request.entries.iter().map(|entry| ENTRY_HEAD_BYTES + payload_bytes(&entry.payload)).sum();

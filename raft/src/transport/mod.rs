@@ -12,6 +12,8 @@
 //! Not here: which replicas exist (`group_registry`).
 
 pub mod codec;
+#[cfg(test)]
+mod codec_test;
 pub(crate) mod heartbeat;
 pub(crate) mod network;
 pub(crate) mod peer_client;

@@ -1,0 +1,5 @@
+//! What the tests of this crate share.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+pub mod adder;
+pub mod cluster;
