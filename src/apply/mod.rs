@@ -1,1 +1,78 @@
-//! Placeholder.
+//! What committed entries do to a shard: one file per command kind, and the only door to its state.
+//!
+//! An entry passes: kind and version (unknown: [`Halt`]) -> decode -> the command's file -> answer. A push passes: header
+//! -> session -> parse -> validation of everything -> only then rows, table by table -> session record.
+//!
+//! Invariants (design 4):
+//! - **total**: a decodable kind and version never panics and never halts; what cannot be used is a refusal, the same on
+//!   every replica;
+//! - **whole or nothing**: everything is validated before the first row changes;
+//! - **deterministic**: no clock, no randomness, no order of hashing; time enters with the entry;
+//! - results do not depend on rows, so replay over a fuzzy flush gives the same results;
+//! - a row whose version is not below the entry's index is skipped: it holds the entry already.
+//!
+//! Not here: order and durability (the raft crate), when rows reach the disk (`flush`).
+
+mod duplicates;
+mod finite;
+mod push;
+mod push_check;
+mod push_refusal;
+mod row_update;
+mod schema;
+mod scrub;
+mod sessions;
+
+use bytes::Bytes;
+use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION};
+use evershard_proto::shard_command::{ShardCommand, ShardCommandError};
+use evershard_raft::state_machine::Halt;
+use parking_lot::Mutex;
+
+pub use push_check::{ShardScope, validate_push};
+pub use push_refusal::PushRefusal;
+
+use crate::model::CommandOutcome;
+use crate::shard::{AppliedState, Rows};
+
+/// Applies one shard's commands; keeps the buffers that pushes need.
+#[derive(Debug, Default)]
+pub(crate) struct Applier {
+    push: push::PushScratch,
+}
+
+/// What an entry may change.
+#[derive(Debug)]
+pub(crate) struct Target<'a> {
+    /// Sessions, schemas, clock. Locked briefly, not while rows change: the doors look at it too.
+    pub(crate) small: &'a Mutex<AppliedState>,
+    /// The rows.
+    pub(crate) rows: &'a Rows,
+    /// The entry's index.
+    pub(crate) index: u64,
+}
+
+impl Applier {
+    /// Applies one command and answers its proposer.
+    ///
+    /// # Errors
+    /// [`Halt`] when the command's kind or version is of another build; nothing is changed then.
+    pub(crate) fn command(&mut self, target: &Target<'_>, command: &[u8]) -> Result<Bytes, Halt> {
+        match command {
+            [KIND_PUSH, PUSH_VERSION, ..] => Ok(push::apply(target, &mut self.push, command).encode()),
+            _ => match ShardCommand::decode(command) {
+                Ok(ShardCommand::Schema { table, dropped }) => {
+                    Ok(schema::apply(target, &table, dropped).encode())
+                }
+                Ok(ShardCommand::Scrub { scrub_id }) => Ok(scrub::apply(target, scrub_id).encode()),
+                Ok(ShardCommand::Sessions { floor, live }) => {
+                    Ok(sessions::apply(target, floor, &live).encode())
+                }
+                Err(ShardCommandError::Malformed { kind, .. }) if kind != 0 => {
+                    Ok(CommandOutcome::Malformed.encode())
+                }
+                Err(error) => Err(Halt { index: target.index, reason: error.to_string() }),
+            },
+        }
+    }
+}

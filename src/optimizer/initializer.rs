@@ -104,7 +104,9 @@ mod tests {
 
     #[test]
     fn golden_bits_never_change() {
-        let hex = |values: Vec<f32>| values.iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>().join(" ");
+        let hex = |values: Vec<f32>| {
+            values.iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(hex(fill(UNIFORM, 42, 7, 5)), "");
         assert_eq!(hex(fill(UNIFORM, 42, u64::MAX, 3)), "");
         assert_eq!(hex(fill(NORMAL, 42, 7, 5)), "");
@@ -198,8 +200,10 @@ mod tests {
     #[test]
     fn zeros_and_edge_ids() {
         assert!(fill(Distribution::Zeros, 9, 9, 4).iter().all(|v| v.to_bits() == 0));
-        let rows: Vec<_> =
-            [0, 1, u64::MAX, u64::MAX - 1, i64::MIN as u64].into_iter().map(|id| fill(NORMAL, 1, id, 4)).collect();
+        let rows: Vec<_> = [0, 1, u64::MAX, u64::MAX - 1, i64::MIN as u64]
+            .into_iter()
+            .map(|id| fill(NORMAL, 1, id, 4))
+            .collect();
         for (i, a) in rows.iter().enumerate() {
             assert!(rows[i + 1..].iter().all(|b| a != b));
         }

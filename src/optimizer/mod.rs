@@ -80,7 +80,12 @@ impl Optimizer {
     #[must_use]
     pub fn stepper(&self, lr: Option<f32>) -> Stepper {
         let lr = lr.unwrap_or_else(|| self.learning_rate());
-        Stepper { rule: self.rule, weight_decay: self.weight_decay, lr, correction: adam::Correction::default() }
+        Stepper {
+            rule: self.rule,
+            weight_decay: self.weight_decay,
+            lr,
+            correction: adam::Correction::default(),
+        }
     }
 }
 

@@ -29,7 +29,12 @@ mod tests {
 
     #[test]
     fn golden_bits() {
-        assert_eq!(power(f64::from(0.9_f32), 1000).to_bits(), 0x3681_2A4A_3A97_98E0, "{:x}", power(f64::from(0.9_f32), 1000).to_bits());
+        assert_eq!(
+            power(f64::from(0.9_f32), 1000).to_bits(),
+            0x3681_2A4A_3A97_98E0,
+            "{:x}",
+            power(f64::from(0.9_f32), 1000).to_bits()
+        );
     }
 
     #[test]

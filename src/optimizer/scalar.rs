@@ -18,7 +18,14 @@ fn power(base: f64, exponent: u32) -> f64 {
     result
 }
 
-fn step(optimizer: &Optimizer, lr: f32, weights: &mut [f32], state: &mut [f32], gradient: &[f32], steps: u32) {
+fn step(
+    optimizer: &Optimizer,
+    lr: f32,
+    weights: &mut [f32],
+    state: &mut [f32],
+    gradient: &[f32],
+    steps: u32,
+) {
     let dim = weights.len();
     for i in 0..dim {
         let mut g = b(gradient[i]);
@@ -61,7 +68,8 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
             eps: 1e-8
         })),
     ];
-    (rule, prop_oneof![Just(0.0f32), 0.0f32..0.1]).prop_map(|(rule, weight_decay)| Optimizer { rule, weight_decay })
+    (rule, prop_oneof![Just(0.0f32), 0.0f32..0.1])
+        .prop_map(|(rule, weight_decay)| Optimizer { rule, weight_decay })
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,1 +1,15 @@
-//! Placeholder.
+//! Reading a shard: pulls and digests. The types here have no method that writes: a pull cannot change anything, the
+//! compiler says so.
+//!
+//! A pull walks: keys -> range check -> index and rows in prefetched batches under the lock for reading -> floats straight
+//! into the reply -> rows that are absent are computed, outside the lock, from the table's initialiser.
+//!
+//! Not here: who may read when (leases, read indexes: the service), rows (`evershard_storage::table`).
+
+mod digest;
+mod error;
+mod reader;
+
+pub use digest::Digest;
+pub use error::ReadError;
+pub use reader::{PullInfo, Reader};

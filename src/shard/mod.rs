@@ -1,1 +1,36 @@
-//! Placeholder.
+//! A shard's replica: rows in memory, the small state beside them, the store behind them, and the state machine that the
+//! raft crate drives.
+//!
+//! Committed entries come in through [`ShardMachine`]'s `StateMachine::apply`, which holds the small state and hands them
+//! to `apply`; pulls read [`Rows`] through `read::Reader`; `flush` moves dirty rows to the store and the snapshot mark
+//! with them.
+//!
+//! Locks, always taken in this order: `debts` (one flush, link or install at a time) -> `applier` (one entry at a time) ->
+//! `small` (moments: the doors look at sessions) -> the rows' lock (short: a section, a batch of a pull, a slice of a scan).
+//! No lock is held over I/O but `debts`.
+//!
+//! Not here: what an entry means (`apply`), when to flush (`flush`), which replica leads (the raft crate).
+
+mod error;
+mod machine;
+mod recovery;
+mod rows;
+mod scans;
+mod scrubber;
+mod small_codec;
+mod small_state;
+mod snapshot;
+mod status;
+
+pub use error::ShardError;
+pub use machine::{ShardMachine, ShardOptions};
+pub(crate) use recovery::{Debts, store_position};
+pub use rows::Rows;
+pub(crate) use rows::TableEntry;
+pub(crate) use scans::ScanId;
+pub use scans::ScrubResult;
+pub use scrubber::{ScrubWaker, Scrubber};
+pub use small_codec::SmallStateError;
+pub(crate) use small_state::AppliedState;
+pub use small_state::SmallState;
+pub use status::{ShardStatus, TableStatus};

@@ -1,0 +1,207 @@
+//! The distinct keys of a section, and the sums of those that come more than once (design 4, rule 2).
+//!
+//! Invariants:
+//! - keys are in order of first appearance, each once;
+//! - a key's sum is `((first + second) + third) + ...` in f32, in order of appearance; a key that comes once is not
+//!   copied: its values are read from the payload;
+//! - nothing is allocated once the buffers have grown to the size of a message.
+//!
+//! Not here: finiteness, rows.
+
+use evershard_proto::push_body::{Operation, Section};
+
+use super::finite;
+
+const NONE: u32 = u32::MAX;
+
+/// Where a distinct key's values are.
+#[derive(Debug, Clone, Copy)]
+struct Source {
+    /// Its row in the section: the first one, or the last one for `Set`.
+    row: u32,
+    /// Its sum, by number, or `NONE`.
+    sum: u32,
+}
+
+/// The distinct keys of one section; reused from section to section.
+#[derive(Debug, Default)]
+pub(super) struct Distinct {
+    keys: Vec<u64>,
+    sources: Vec<Source>,
+    sums: Vec<f32>,
+    dim: usize,
+    /// Each value is clipped to the finite range before anything is summed.
+    clip: bool,
+    /// Open addressing: position in `keys` + 1, or 0.
+    buckets: Vec<u32>,
+}
+
+impl Distinct {
+    /// Collects the distinct keys of `section`, leaving out rows for which `skip` is true; `clip` brings each value into
+    /// the finite range before anything is summed.
+    pub(super) fn collect(&mut self, section: &Section<'_>, clip: bool, mut skip: impl FnMut(usize) -> bool) {
+        let count = section.count();
+        self.clip = clip;
+        self.keys.clear();
+        self.sources.clear();
+        self.sums.clear();
+        self.dim = section.dim as usize;
+        let capacity = (count * 2).next_power_of_two().max(16);
+        self.buckets.clear();
+        self.buckets.resize(capacity, 0);
+        for (row, key) in section.keys().enumerate() {
+            if skip(row) {
+                continue;
+            }
+            match self.find(key) {
+                Ok(known) => self.again(section, known, row),
+                Err(bucket) => {
+                    self.keys.push(key);
+                    self.sources.push(Source { row: row as u32, sum: NONE });
+                    self.buckets[bucket] = self.keys.len() as u32;
+                }
+            }
+        }
+    }
+
+    /// The distinct keys.
+    pub(super) fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// Writes the values of the `position`-th distinct key.
+    pub(super) fn values(&self, section: &Section<'_>, position: usize, values: &mut [f32]) {
+        let source = self.sources[position];
+        if source.sum == NONE {
+            finite::decode(section.row(source.row as usize), values);
+            if self.clip {
+                finite::clip(values);
+            }
+        } else {
+            values.copy_from_slice(self.sum(source.sum));
+        }
+    }
+
+    /// The first key whose sum is not finite, if any.
+    pub(super) fn first_bad_sum(&self) -> Option<u64> {
+        self.sources
+            .iter()
+            .position(|source| source.sum != NONE && self.sum(source.sum).iter().any(|v| !v.is_finite()))
+            .map(|position| self.keys[position])
+    }
+
+    fn sum(&self, number: u32) -> &[f32] {
+        let start = number as usize * self.dim;
+        &self.sums[start..start + self.dim]
+    }
+
+    /// The position of a key, or the bucket where it belongs.
+    fn find(&self, key: u64) -> Result<usize, usize> {
+        let mask = self.buckets.len() - 1;
+        let shift = 64 - self.buckets.len().trailing_zeros();
+        let mut bucket = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize;
+        loop {
+            match self.buckets[bucket] {
+                0 => return Err(bucket),
+                position if self.keys[position as usize - 1] == key => return Ok(position as usize - 1),
+                _ => bucket = (bucket + 1) & mask,
+            }
+        }
+    }
+
+    fn again(&mut self, section: &Section<'_>, position: usize, row: usize) {
+        let source = self.sources[position];
+        match section.operation {
+            Operation::Set => self.sources[position].row = row as u32,
+            Operation::Remove => {}
+            Operation::Gradient | Operation::Add => {
+                let start = if source.sum == NONE {
+                    let start = self.sums.len();
+                    self.sources[position].sum = (start / self.dim.max(1)) as u32;
+                    self.sums.resize(start + self.dim, 0.0);
+                    finite::decode(section.row(source.row as usize), &mut self.sums[start..]);
+                    if self.clip {
+                        finite::clip(&mut self.sums[start..]);
+                    }
+                    start
+                } else {
+                    source.sum as usize * self.dim
+                };
+                finite::add(section.row(row), self.clip, &mut self.sums[start..start + self.dim]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evershard_proto::push_body::{Encoding, PushBody, PushBodyBuilder};
+
+    fn body(operation: Operation, rows: &[(u64, [f32; 2])]) -> bytes::Bytes {
+        let mut builder = PushBodyBuilder::new(0);
+        let keys: Vec<u64> = rows.iter().map(|r| r.0).collect();
+        let payload: Vec<u8> = rows.iter().flat_map(|r| r.1).flat_map(f32::to_le_bytes).collect();
+        builder.section(1, operation, Encoding::F32, 2, None, &keys).copy_from_slice(&payload);
+        builder.finish(1, 1, 0)
+    }
+
+    fn distinct(operation: Operation, rows: &[(u64, [f32; 2])]) -> Vec<(u64, [f32; 2])> {
+        let bytes = body(operation, rows);
+        let parsed = PushBody::parse(&bytes).expect("our own");
+        let section = parsed.sections().next().expect("one");
+        let mut distinct = Distinct::default();
+        // Twice: buffers are reused.
+        distinct.collect(&section, false, |_| false);
+        distinct.collect(&section, false, |_| false);
+        let mut values = [0.0; 2];
+        (0..distinct.keys().len())
+            .map(|position| {
+                distinct.values(&section, position, &mut values);
+                (distinct.keys()[position], values)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn sums_in_order_of_appearance() {
+        // In f32, 1e8 + 1 + ... - 1e8 depends on the order.
+        let rows = [(u64::MAX, [1e8, 1.0]), (0, [5.0, 5.0]), (u64::MAX, [1.0, 1.0]), (u64::MAX, [-1e8, 1.0])];
+        let expected = ((1e8f32 + 1.0) + -1e8, 3.0);
+        assert_eq!(
+            distinct(Operation::Gradient, &rows),
+            vec![(u64::MAX, [expected.0, expected.1]), (0, [5.0, 5.0])]
+        );
+    }
+
+    #[test]
+    fn the_last_set_wins() {
+        let rows = [(1, [1.0, 1.0]), (2, [2.0, 2.0]), (1, [3.0, 3.0])];
+        assert_eq!(distinct(Operation::Set, &rows), vec![(1, [3.0, 3.0]), (2, [2.0, 2.0])]);
+    }
+
+    #[test]
+    fn clips_before_it_sums() {
+        let bytes = body(
+            Operation::Gradient,
+            &[(1, [f32::NAN, f32::INFINITY]), (1, [2.0, -1.0]), (2, [f32::NAN, 1.0])],
+        );
+        let parsed = PushBody::parse(&bytes).expect("our own");
+        let section = parsed.sections().next().expect("one");
+        let mut distinct = Distinct::default();
+        distinct.collect(&section, true, |_| false);
+        let mut values = [9.0; 2];
+        distinct.values(&section, 0, &mut values);
+        assert_eq!(values, [2.0, f32::MAX]);
+        distinct.values(&section, 1, &mut values);
+        assert_eq!(values, [0.0, 1.0]);
+    }
+
+    #[test]
+    fn many_keys_with_equal_low_or_high_bits() {
+        let rows: Vec<_> = (0..300u64).flat_map(|i| [(i << 32, [1.0; 2]), (i, [1.0; 2])]).collect();
+        let distinct = distinct(Operation::Add, &rows);
+        assert_eq!(distinct.len(), 599, "0 comes twice");
+        assert_eq!(distinct[0], (0, [2.0, 2.0]));
+    }
+}

@@ -1,0 +1,96 @@
+//! Applying a push: session, validation of everything, then rows, then the session's record.
+//!
+//! Invariants:
+//! - a sequence number changes rows at most once, and is recorded if and only if it was the next one;
+//! - nothing is changed by a push that is refused, but its session's record;
+//! - rows change under the lock for writing, section by section: a reader never sees half a row.
+//!
+//! Not here: what changes in one row (`row_update`), what is checked (`push_check`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use evershard_proto::push_body::{HEADER_BYTES, PushBody, Section};
+
+use super::Target;
+use super::duplicates::Distinct;
+use super::finite::Magnitude;
+use super::push_check::validate_push;
+use super::push_refusal::PushRefusal;
+use super::row_update::{RowUpdate, RowUpdateScratch};
+use crate::model::{Admission, NonFinite, PushOutcome, Refusal, RefusalKind, TableSchema};
+
+/// Buffers that grow to the size of a message and stay.
+#[derive(Debug, Default)]
+pub(super) struct PushScratch {
+    distinct: Distinct,
+    update: RowUpdateScratch,
+}
+
+/// Applies one push.
+pub(super) fn apply(target: &Target<'_>, scratch: &mut PushScratch, bytes: &[u8]) -> PushOutcome {
+    let Some((session, seq)) = session_of(bytes) else {
+        // Without a whole header there is nobody to remember it for.
+        return PushOutcome::Refused(Refusal { kind: RefusalKind::Malformed, table: 0 });
+    };
+    if seq == 0 {
+        return PushOutcome::Refused(Refusal { kind: RefusalKind::SeqZero, table: 0 });
+    }
+    let schemas = {
+        let state = target.small.lock();
+        if let Admission::Answer(outcome) = state.small.sessions.admit(session, seq) {
+            return outcome;
+        }
+        Arc::clone(&state.small.schemas)
+    };
+    let refusal = change_rows(target, scratch, &schemas, bytes).err();
+    target.small.lock().small.sessions.record(session, seq, refusal);
+    match refusal {
+        None => PushOutcome::Applied { index: target.index },
+        Some(refusal) => PushOutcome::Refused(refusal),
+    }
+}
+
+fn change_rows(
+    target: &Target<'_>,
+    scratch: &mut PushScratch,
+    schemas: &BTreeMap<u32, Arc<TableSchema>>,
+    bytes: &[u8],
+) -> Result<(), Refusal> {
+    let scope = target.rows.scope();
+    // The log checked its record's checksum: the bytes are those that were proposed.
+    let body = PushBody::parse_without_checksum(bytes)
+        .map_err(|source| PushRefusal::Malformed { shard: scope.shard, source }.refusal())?;
+    validate_push(&body, schemas, &scope).map_err(|refusal| refusal.refusal())?;
+    for section in body.sections() {
+        if let Some(schema) = schemas.get(&section.table) {
+            change_section(target, scratch, &section, schema);
+        }
+    }
+    Ok(())
+}
+
+fn change_section(
+    target: &Target<'_>,
+    scratch: &mut PushScratch,
+    section: &Section<'_>,
+    schema: &TableSchema,
+) {
+    let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section.payload()).is_finite();
+    let skip_rows = dirty && schema.non_finite() == NonFinite::SkipRow;
+    let clip = dirty && schema.non_finite() == NonFinite::Clip;
+    scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of(section.row(row)).is_finite());
+    let mut set = target.rows.write();
+    let Some(table) = set.table_mut(section.table) else {
+        // Schemas and tables change together; validation found the schema.
+        return;
+    };
+    RowUpdate::new(section, schema, target.index).run(&scratch.distinct, &mut scratch.update, table);
+}
+
+/// Session and sequence number, from the header alone.
+fn session_of(bytes: &[u8]) -> Option<(u64, u64)> {
+    let head = bytes.get(..HEADER_BYTES)?;
+    let word = |at: usize| head.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+    Some((word(8)?, word(16)?))
+}

@@ -1,0 +1,130 @@
+//! What a section does to each of its distinct rows, in batches: find and prefetch, then row by row.
+//!
+//! Invariants:
+//! - a row whose version is not below the entry's index is left alone (design 4, rule 6): it holds this entry already, and
+//!   what came after;
+//! - a row that is absent, or a tombstone, starts from the table's initial values;
+//! - running digests are told the old value of a row before it changes.
+//!
+//! Not here: which keys and sums (`duplicates`), the arithmetic (`optimizer`).
+
+use evershard_proto::key::id_of;
+use evershard_proto::push_body::{Operation, Section};
+use evershard_storage::table::{RowHeader, Slot, Table};
+
+use super::duplicates::Distinct;
+use super::finite;
+use crate::model::{NonFinite, TableSchema};
+use crate::optimizer::Stepper;
+use crate::shard::TableEntry;
+
+/// Buffers of a row update.
+#[derive(Debug, Default)]
+pub(super) struct RowUpdateScratch {
+    slots: Vec<Option<Slot>>,
+    values: Vec<f32>,
+}
+
+/// One section at one index.
+#[derive(Debug)]
+pub(super) struct RowUpdate<'a> {
+    section: &'a Section<'a>,
+    schema: &'a TableSchema,
+    index: u64,
+    stepper: Option<Stepper>,
+}
+
+impl<'a> RowUpdate<'a> {
+    pub(super) fn new(section: &'a Section<'a>, schema: &'a TableSchema, index: u64) -> Self {
+        let stepper = match section.operation {
+            Operation::Gradient => schema.optimizer().map(|optimizer| optimizer.stepper(section.lr)),
+            Operation::Set | Operation::Add | Operation::Remove => None,
+        };
+        RowUpdate { section, schema, index, stepper }
+    }
+
+    /// Changes every distinct row of the section.
+    pub(super) fn run(
+        mut self,
+        distinct: &Distinct,
+        scratch: &mut RowUpdateScratch,
+        mut entry: TableEntry<'_>,
+    ) {
+        scratch.values.clear();
+        scratch.values.resize(self.schema.dim() as usize, 0.0);
+        for (batch, keys) in distinct.keys().chunks(Table::BATCH).enumerate() {
+            entry.table.find_batch(keys, &mut scratch.slots);
+            for (offset, (key, slot)) in keys.iter().zip(&scratch.slots).enumerate() {
+                if self.section.operation == Operation::Remove {
+                    self.remove(*key, *slot, &mut entry);
+                    continue;
+                }
+                distinct.values(self.section, batch * Table::BATCH + offset, &mut scratch.values);
+                if self.make_finite(&mut scratch.values) {
+                    self.change(*key, *slot, &mut scratch.values, &mut entry);
+                }
+            }
+        }
+    }
+
+    /// Applies the table's policy to values that are not finite; false to leave the row out. Under `Reject` there are none:
+    /// validation saw to it.
+    fn make_finite(&self, values: &mut [f32]) -> bool {
+        match self.schema.non_finite() {
+            NonFinite::Reject => true,
+            NonFinite::SkipRow => values.iter().all(|value| value.is_finite()),
+            NonFinite::Clip => {
+                finite::clip(values);
+                true
+            }
+        }
+    }
+
+    fn change(&mut self, key: u64, slot: Option<Slot>, values: &mut [f32], entry: &mut TableEntry<'_>) {
+        let (slot, fresh) = match slot {
+            Some(slot) => {
+                let row = entry.table.row(slot);
+                if row.header().version >= self.index {
+                    return;
+                }
+                entry.scans.before_change(self.section.table, slot, key, row);
+                (slot, row.is_tombstone())
+            }
+            None => (entry.table.insert(key), true),
+        };
+        let mut row = entry.table.row_mut(slot);
+        let (header, weights, state) = row.split_mut();
+        if fresh {
+            *header = RowHeader::default();
+            self.schema.fill_new_row(id_of(self.section.table, key), weights, state);
+        }
+        header.version = self.index;
+        match (self.section.operation, &mut self.stepper) {
+            (Operation::Gradient, Some(stepper)) => {
+                header.steps = header.steps.saturating_add(1);
+                stepper.step(weights, state, values, header.steps);
+            }
+            (Operation::Set, _) => weights.copy_from_slice(values),
+            (Operation::Add, _) => {
+                for (weight, value) in weights.iter_mut().zip(values) {
+                    *weight += *value;
+                }
+            }
+            // A gradient without an optimizer was refused; a removal is not a change.
+            (Operation::Gradient, None) | (Operation::Remove, _) => {}
+        }
+    }
+
+    /// Leaves a tombstone with the entry's version: replay must not bring the row back. An absent row needs none.
+    fn remove(&self, key: u64, slot: Option<Slot>, entry: &mut TableEntry<'_>) {
+        let Some(slot) = slot else { return };
+        let row = entry.table.row(slot);
+        if row.header().version >= self.index || row.is_tombstone() {
+            return;
+        }
+        entry.scans.before_change(self.section.table, slot, key, row);
+        let mut row = entry.table.row_mut(slot);
+        row.floats_mut().fill(0.0);
+        *row.header_mut() = RowHeader { version: self.index, steps: 0, flags: RowHeader::TOMBSTONE };
+    }
+}

@@ -1,0 +1,254 @@
+//! One flush cycle of one replica.
+
+use bytes::Bytes;
+use evershard_raft::state_machine::{LogPosition, SnapshotMark};
+use evershard_storage::rocks::{FlushedState, RunWriter, StoreError};
+use evershard_storage::table::{DirtyRow, FlushCursor, RowHeader};
+
+use super::DurableIndex;
+use crate::shard::{Debts, ShardError, ShardMachine, store_position};
+
+/// Rows copied under one taking of the lock for reading.
+const ROWS_PER_LOCK: usize = 256;
+/// Slots looked at for dirty bits under one taking of the lock.
+const SLOTS_PER_LOCK: u32 = 1 << 20;
+
+/// What a cycle did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlushReport {
+    /// The store now holds everything up to here.
+    pub position: LogPosition,
+    /// Rows and tombstones written.
+    pub rows: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+/// What is noted at the beginning: the state as of `s`.
+struct Noted {
+    position: LogPosition,
+    membership: Bytes,
+    small_state: Bytes,
+    tables: Vec<u32>,
+    /// Dropped tables whose rows may be on disk.
+    unsettled: Vec<u32>,
+}
+
+/// Runs one cycle; `None` when there was nothing to flush. Blocks on the disk and on the log.
+///
+/// # Errors
+/// [`ShardError`]; everything is as dirty as before.
+pub fn flush_replica(
+    machine: &ShardMachine,
+    log: &dyn DurableIndex,
+) -> Result<Option<FlushReport>, ShardError> {
+    let mut debts = machine.lock_debts();
+    let Some(noted) = note(machine, &debts) else { return Ok(None) };
+    let mut cycle = Cycle { machine, noted, tombstones: Vec::new(), buried: Vec::new() };
+    match cycle.run(log, &debts) {
+        Ok(report) => {
+            cycle.finish(&mut debts);
+            Ok(Some(report))
+        }
+        Err(error) => {
+            cycle.abort();
+            Err(error)
+        }
+    }
+}
+
+/// Step 1: between two entries, so that rows, small state and position belong together.
+fn note(machine: &ShardMachine, debts: &Debts) -> Option<Noted> {
+    let _between_entries = machine.lock_applier();
+    let state = machine.lock_small();
+    let position = state.position?;
+    if machine.flushed_position() == Some(position) && debts.is_empty(&state.small) {
+        return None;
+    }
+    let tables: Vec<u32> = state.small.schemas.keys().copied().collect();
+    let mut set = machine.rows().write();
+    for number in &tables {
+        if let Some(entry) = set.table_mut(*number) {
+            entry.table.begin_flush();
+        }
+    }
+    Some(Noted {
+        position,
+        membership: state.membership.clone(),
+        small_state: state.small.encode(),
+        tables,
+        unsettled: debts.unsettled(&state.small),
+    })
+}
+
+struct Cycle<'a> {
+    machine: &'a ShardMachine,
+    noted: Noted,
+    /// Tombstones written by this cycle.
+    tombstones: Vec<((u32, u64), u64)>,
+    /// Tombstones forgotten by this cycle, on disk.
+    buried: Vec<(u32, u64)>,
+}
+
+impl Cycle<'_> {
+    fn run(&mut self, log: &dyn DurableIndex, debts: &Debts) -> Result<FlushReport, ShardError> {
+        let store = self.machine.store();
+        let mut run = store.begin_run().map_err(|error| self.store_error(error))?;
+        let mut dropped_at = 0;
+        for number in self.noted.tables.clone() {
+            self.write_table(&mut run, number, debts).map_err(|error| self.store_error(error))?;
+        }
+        for number in &self.noted.unsettled {
+            run.drop_table(*number);
+        }
+        // A table dropped since the beginning: its rows are not all in this run, and nobody may see what replay makes of
+        // them before the drop.
+        for (number, index) in &self.machine.lock_small().small.dropped {
+            if self.noted.tables.contains(number) {
+                dropped_at = dropped_at.max(*index);
+            }
+        }
+        let complete_at = run.version_max().max(dropped_at).max(self.noted.position.index);
+        if !log.wait_durable(complete_at) {
+            let identity = self.machine.identity();
+            let (shard, group) = (identity.shard, identity.group);
+            return Err(ShardError::LogNotDurable { shard, group, index: complete_at });
+        }
+        let report = FlushReport { position: self.noted.position, rows: run.rows(), bytes: run.bytes() };
+        let replay = FlushedState {
+            replay_from: Some(store_position(self.noted.position)),
+            complete_at,
+            membership: self.noted.membership.clone(),
+            small_state: self.noted.small_state.clone(),
+        };
+        store.commit(run, complete_at, replay).map_err(|error| self.store_error(error))?;
+        Ok(report)
+    }
+
+    /// Step 2 for one table: dirty rows, in order of their keys, and in between the tombstones that nobody needs any more.
+    fn write_table(&mut self, run: &mut RunWriter<'_>, number: u32, debts: &Debts) -> Result<(), StoreError> {
+        let dirty = self.dirty_rows(number);
+        let mut graves = self.graves(number, debts, &dirty).into_iter().peekable();
+        let mut copies = Copies::default();
+        for batch in dirty.chunks(ROWS_PER_LOCK) {
+            copies.clear();
+            if let Some(table) = self.machine.rows().read().table(number) {
+                table.flush_rows(batch, |key, header, floats| copies.push(key, header, floats));
+            }
+            for (key, header, floats) in copies.iter() {
+                while let Some(grave) = graves.next_if(|grave| *grave < key) {
+                    self.bury(run, number, grave)?;
+                }
+                run.put(number, key, header, floats)?;
+                if header.is_tombstone() {
+                    self.tombstones.push(((number, key), header.version));
+                }
+            }
+        }
+        for grave in graves {
+            self.bury(run, number, grave)?;
+        }
+        Ok(())
+    }
+
+    /// The rows that the flush owes, in order of their keys.
+    fn dirty_rows(&self, number: u32) -> Vec<DirtyRow> {
+        let mut dirty = Vec::new();
+        let mut cursor = FlushCursor::default();
+        while !cursor.is_done() {
+            match self.machine.rows().read().table(number) {
+                Some(table) => table.flush_keys(&mut cursor, SLOTS_PER_LOCK, &mut dirty),
+                None => break,
+            }
+        }
+        dirty.sort_unstable();
+        dirty
+    }
+
+    /// Tombstones on disk whose version `replay_from` has passed, durably: no replay can meet their rows again. Ascending.
+    fn graves(&self, number: u32, debts: &Debts, dirty: &[DirtyRow]) -> Vec<u64> {
+        let Some(replay_from) = self.machine.flushed_position() else { return Vec::new() };
+        let set = self.machine.rows().read();
+        let Some(table) = set.table(number) else { return Vec::new() };
+        let old = debts.tombstones.range((number, 0)..=(number, u64::MAX));
+        old.filter(|(_, version)| **version <= replay_from.index)
+            .map(|((_, key), version)| (*key, *version))
+            // Pushed again since, or about to be written anew: then it is no grave.
+            .filter(|(key, version)| {
+                table.find(*key).is_some_and(|row| row.is_tombstone() && row.header().version == *version)
+            })
+            .map(|(key, _)| key)
+            .filter(|key| dirty.binary_search_by_key(key, |row| row.key).is_err())
+            .collect()
+    }
+
+    fn bury(&mut self, run: &mut RunWriter<'_>, number: u32, key: u64) -> Result<(), StoreError> {
+        run.remove(number, key)?;
+        self.buried.push((number, key));
+        Ok(())
+    }
+
+    /// After the commit: what was flushed is clean, and the snapshot mark moves.
+    fn finish(self, debts: &mut Debts) {
+        for number in &self.noted.tables {
+            if let Some(entry) = self.machine.rows().write().table_mut(*number) {
+                entry.table.commit_flush();
+            }
+        }
+        for buried in self.buried.chunks(ROWS_PER_LOCK) {
+            let mut set = self.machine.rows().write();
+            for (number, key) in buried {
+                debts.tombstones.remove(&(*number, *key));
+                if let Some(entry) = set.table_mut(*number) {
+                    // Stays when it was pushed again meanwhile.
+                    entry.table.remove_entry(*key);
+                }
+            }
+        }
+        debts.tombstones.extend(self.tombstones);
+        debts.settle(&self.noted.unsettled);
+        let mark = SnapshotMark { position: Some(self.noted.position), membership: self.noted.membership };
+        self.machine.set_mark(mark);
+    }
+
+    fn abort(self) {
+        for number in &self.noted.tables {
+            if let Some(entry) = self.machine.rows().write().table_mut(*number) {
+                entry.table.abort_flush();
+            }
+        }
+    }
+
+    fn store_error(&self, source: StoreError) -> ShardError {
+        let identity = self.machine.identity();
+        ShardError::Store { shard: identity.shard, group: identity.group, source }
+    }
+}
+
+/// Rows copied out of memory, until they are written.
+#[derive(Debug, Default)]
+struct Copies {
+    heads: Vec<(u64, RowHeader, usize)>,
+    floats: Vec<f32>,
+}
+
+impl Copies {
+    fn clear(&mut self) {
+        self.heads.clear();
+        self.floats.clear();
+    }
+
+    fn push(&mut self, key: u64, header: RowHeader, floats: &[f32]) {
+        self.floats.extend_from_slice(floats);
+        self.heads.push((key, header, self.floats.len()));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, RowHeader, &[f32])> {
+        let mut start = 0;
+        self.heads.iter().map(move |(key, header, end)| {
+            let floats = &self.floats[start..*end];
+            start = *end;
+            (*key, *header, floats)
+        })
+    }
+}

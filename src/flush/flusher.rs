@@ -1,0 +1,227 @@
+//! The thread that flushes: one per node, over all its replicas, one cycle at a time.
+//!
+//! A replica is due when its last cycle is older than the interval, or earlier when it has many dirty bytes or much log
+//! behind its last flush. A cycle that took long makes the next one wait ten times as long: flushing takes a tenth of the
+//! thread's time at most, unless memory or log press.
+//!
+//! Invariants:
+//! - the thread is owned and joined; a replica that was removed is not flushed any more when `remove` returns;
+//! - a transient error is tried again, any other ends the replica's flushing and is reported once.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{DurableIndex, flush_replica};
+use crate::shard::ShardMachine;
+
+/// Log bytes behind the last flush that make a replica due at once: what a restart has to replay.
+const LOG_BYTES_MAX: u64 = 256 << 20;
+/// How often the thread looks who is due.
+const LOOK: Duration = Duration::from_millis(100);
+/// A cycle of length t puts the next one off by at least this many t.
+const REST: u32 = 10;
+
+/// Called after a cycle: the snapshot mark has moved.
+pub type OnFlushed = Arc<dyn Fn() + Send + Sync>;
+/// Called once when a replica cannot be flushed any more, with the reason.
+pub type OnFailed = Arc<dyn Fn(String) + Send + Sync>;
+
+struct Replica {
+    machine: Arc<ShardMachine>,
+    log: Box<dyn DurableIndex>,
+    on_flushed: OnFlushed,
+    on_failed: OnFailed,
+    /// Set while the thread works on it or when it is no longer wanted.
+    state: Mutex<ReplicaState>,
+    idle: Condvar,
+}
+
+#[derive(Debug)]
+struct ReplicaState {
+    busy: bool,
+    removed: bool,
+    /// When the last cycle ended, and how long it took.
+    ended: Instant,
+    took: Duration,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    roused: Condvar,
+    interval: Duration,
+    dirty_bytes_max: u64,
+}
+
+#[derive(Default)]
+struct State {
+    stopping: bool,
+    replicas: Vec<Arc<Replica>>,
+}
+
+/// Owns the thread; stopping or dropping it ends and joins it.
+pub struct Flusher {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Flusher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flusher").field("replicas", &self.shared.state.lock().replicas.len()).finish()
+    }
+}
+
+impl Flusher {
+    /// Starts the thread. `interval` is how old a replica's last flush may grow, `dirty_bytes_max` how much a replica may
+    /// have to write before it is due at once.
+    ///
+    /// # Errors
+    /// When the system has no thread to give.
+    pub fn start(interval: Duration, dirty_bytes_max: u64) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { interval, dirty_bytes_max, ..Shared::default() });
+        let mine = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("flusher".into()).spawn(move || run(&mine))?;
+        Ok(Flusher { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Takes care of a replica: `on_flushed` after each cycle, `on_failed` once if it cannot go on. Both are called on the
+    /// flusher's thread.
+    pub fn add(
+        &self,
+        machine: Arc<ShardMachine>,
+        log: impl DurableIndex + 'static,
+        on_flushed: OnFlushed,
+        on_failed: OnFailed,
+    ) {
+        let state = ReplicaState { busy: false, removed: false, ended: Instant::now(), took: Duration::ZERO };
+        self.shared.state.lock().replicas.push(Arc::new(Replica {
+            machine,
+            log: Box::new(log),
+            on_flushed,
+            on_failed,
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+        }));
+    }
+
+    /// Forgets a replica; waits for its running cycle to end. Not to be called from its callbacks.
+    pub fn remove(&self, group: u64, replica: u64) {
+        let removed: Vec<_> = {
+            let mut state = self.shared.state.lock();
+            let is_it = |candidate: &Arc<Replica>| {
+                let identity = candidate.machine.identity();
+                (identity.group, identity.replica) == (group, replica)
+            };
+            state.replicas.extract_if(.., |candidate| is_it(candidate)).collect()
+        };
+        for replica in removed {
+            let mut state = replica.state.lock();
+            state.removed = true;
+            while state.busy {
+                replica.idle.wait(&mut state);
+            }
+        }
+    }
+
+    /// Ends the thread after its running cycle. Fine when it has ended.
+    pub fn stop(&self) {
+        self.shared.state.lock().stopping = true;
+        self.shared.roused.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the flusher's thread had panicked");
+        }
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(shared: &Shared) {
+    loop {
+        let replicas = {
+            let mut state = shared.state.lock();
+            if !state.stopping {
+                shared.roused.wait_for(&mut state, LOOK);
+            }
+            if state.stopping {
+                return;
+            }
+            state.replicas.clone()
+        };
+        for replica in replicas {
+            if shared.state.lock().stopping {
+                return;
+            }
+            if shared.is_due(&replica) && replica.begin() {
+                let failed = replica.flush();
+                replica.end();
+                if failed {
+                    shared.state.lock().replicas.retain(|other| !Arc::ptr_eq(other, &replica));
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn is_due(&self, replica: &Replica) -> bool {
+        let (age, took) = {
+            let state = replica.state.lock();
+            (state.ended.elapsed(), state.took)
+        };
+        age >= self.interval.max(took * REST)
+            || replica.machine.dirty_bytes() >= self.dirty_bytes_max
+            || replica.log.bytes_since(replica.machine.flushed_index()) >= LOG_BYTES_MAX
+    }
+}
+
+impl Replica {
+    fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        state.busy = !state.removed;
+        state.busy
+    }
+
+    fn end(&self) {
+        self.state.lock().busy = false;
+        self.idle.notify_all();
+    }
+
+    /// One cycle; true when it is the last.
+    fn flush(&self) -> bool {
+        let began = Instant::now();
+        let result = flush_replica(&self.machine, &*self.log);
+        {
+            let mut state = self.state.lock();
+            state.ended = Instant::now();
+            state.took = began.elapsed();
+        }
+        match result {
+            Ok(Some(report)) => {
+                let group = self.machine.identity().group;
+                let index = report.position.index;
+                tracing::debug!(group, index, rows = report.rows, bytes = report.bytes, "flushed");
+                (self.on_flushed)();
+                false
+            }
+            Ok(None) => false,
+            Err(error) if error.is_transient() => {
+                tracing::warn!(%error, "a flush is put off");
+                false
+            }
+            Err(error) => {
+                tracing::error!(%error, "the replica cannot be flushed any more");
+                (self.on_failed)(error.to_string());
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! A table's definition, checked: everything after this point may rely on it.
+//!
+//! Invariants:
+//! - a [`TableSchema`] exists only for a valid definition; nothing is repaired on the way;
+//! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent.
+
+use evershard_proto::{limits, v1};
+use evershard_storage::table::RowShape;
+
+use super::SchemaError;
+use crate::optimizer::{Adagrad, Adam, Distribution, Initializer, Optimizer, Rule, Sgd};
+
+/// What to do with a gradient or value that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The whole message is refused.
+    Reject,
+    /// Rows that hold one are left out, the others are applied.
+    SkipRow,
+    /// NaN becomes 0, an infinity the largest finite value of its sign.
+    Clip,
+}
+
+/// A table as the server uses it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableSchema {
+    number: u32,
+    definition: v1::TableDefinition,
+    optimizer: Option<Optimizer>,
+    initializer: Initializer,
+    non_finite: NonFinite,
+}
+
+impl TableSchema {
+    /// Checks a definition. `number` is the table's permanent number.
+    ///
+    /// # Errors
+    /// [`SchemaError`], naming the field.
+    pub fn new(number: u32, definition: &v1::TableDefinition) -> Result<Self, SchemaError> {
+        check_name(&definition.name)?;
+        let table = || definition.name.clone();
+        if definition.dim == 0 || definition.dim > limits::DIM_MAX {
+            return Err(SchemaError::Dim { table: table(), dim: definition.dim, limit: limits::DIM_MAX });
+        }
+        if v1::TableKind::try_from(definition.kind).is_err() {
+            return Err(SchemaError::Kind { table: table(), field: "kind" });
+        }
+        let non_finite = match v1::NonFinitePolicy::try_from(definition.non_finite) {
+            Ok(v1::NonFinitePolicy::Reject) => NonFinite::Reject,
+            Ok(v1::NonFinitePolicy::SkipRow) => NonFinite::SkipRow,
+            Ok(v1::NonFinitePolicy::Clip) => NonFinite::Clip,
+            Err(_) => return Err(SchemaError::Kind { table: table(), field: "non_finite" }),
+        };
+        let check = Checker { table: &definition.name };
+        let optimizer =
+            definition.optimizer.as_ref().map(|optimizer| check.optimizer(optimizer)).transpose()?;
+        let initializer = check.initializer(definition.initializer.as_ref())?;
+        Ok(TableSchema { number, definition: definition.clone(), optimizer, initializer, non_finite })
+    }
+
+    /// Checks the description a schema entry carries.
+    ///
+    /// # Errors
+    /// [`SchemaError`], naming the field.
+    pub fn from_description(description: &v1::TableDescription) -> Result<Self, SchemaError> {
+        let definition =
+            description.definition.as_ref().ok_or(SchemaError::Missing { number: description.number })?;
+        Self::new(description.number, definition)
+    }
+
+    /// The table's permanent number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The table's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.definition.name
+    }
+
+    /// Values a row.
+    #[must_use]
+    pub fn dim(&self) -> u32 {
+        self.definition.dim
+    }
+
+    /// Floats a row: weights, then optimizer state.
+    #[must_use]
+    pub fn shape(&self) -> RowShape {
+        let state = self.optimizer.map_or(0, |optimizer| optimizer.state_floats(self.dim()));
+        RowShape { dim: self.dim(), state }
+    }
+
+    /// How the table learns; `None` when it takes no gradients.
+    #[must_use]
+    pub fn optimizer(&self) -> Option<&Optimizer> {
+        self.optimizer.as_ref()
+    }
+
+    /// What a row is before its first push.
+    #[must_use]
+    pub fn initializer(&self) -> &Initializer {
+        &self.initializer
+    }
+
+    /// What to do with values that are not finite.
+    #[must_use]
+    pub fn non_finite(&self) -> NonFinite {
+        self.non_finite
+    }
+
+    /// The definition as it was given.
+    #[must_use]
+    pub fn definition(&self) -> &v1::TableDefinition {
+        &self.definition
+    }
+
+    /// Number and definition, as they travel.
+    #[must_use]
+    pub fn description(&self) -> v1::TableDescription {
+        v1::TableDescription { number: self.number, definition: Some(self.definition.clone()) }
+    }
+
+    /// True when both define the same table, whatever their numbers: creating it again is then no conflict. An absent
+    /// initialiser is zeros, and zeros have no use for a seed.
+    #[must_use]
+    pub fn same_definition(&self, other: &TableSchema) -> bool {
+        let start = |schema: &TableSchema| match schema.initializer {
+            Initializer { distribution: Distribution::Zeros, .. } => None,
+            initializer => Some(initializer),
+        };
+        self.definition.name == other.definition.name
+            && self.definition.kind == other.definition.kind
+            && self.definition.dim == other.definition.dim
+            && self.optimizer == other.optimizer
+            && self.non_finite == other.non_finite
+            && start(self) == start(other)
+    }
+
+    /// Writes a row as it is before its first push: initial weights, initial optimizer state.
+    pub fn fill_new_row(&self, id: u64, weights: &mut [f32], state: &mut [f32]) {
+        self.initializer.fill(id, weights);
+        if let Some(optimizer) = &self.optimizer {
+            optimizer.initial_state(state);
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), SchemaError> {
+    let reason = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > limits::TABLE_NAME_BYTES_MAX {
+        "it is longer than 128 bytes"
+    } else if name.chars().any(char::is_control) {
+        "it has control characters"
+    } else if name.trim() != name {
+        "it begins or ends with a blank"
+    } else {
+        return Ok(());
+    };
+    Err(SchemaError::Name { name: name.chars().take(limits::TABLE_NAME_BYTES_MAX).collect(), reason })
+}
+
+struct Checker<'a> {
+    table: &'a str,
+}
+
+impl Checker<'_> {
+    fn value(
+        &self,
+        field: &'static str,
+        value: f32,
+        must: &'static str,
+        good: bool,
+    ) -> Result<f32, SchemaError> {
+        if value.is_finite() && good {
+            Ok(value)
+        } else {
+            Err(SchemaError::Value { table: self.table.to_owned(), field, value, must })
+        }
+    }
+
+    fn positive(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
+        self.value(field, value, "finite and above 0", value > 0.0)
+    }
+
+    fn not_negative(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
+        self.value(field, value, "finite and at least 0", value >= 0.0)
+    }
+
+    fn decay(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
+        self.value(field, value, "at least 0 and below 1", (0.0..1.0).contains(&value))
+    }
+
+    fn optimizer(&self, optimizer: &v1::Optimizer) -> Result<Optimizer, SchemaError> {
+        use v1::optimizer::Kind;
+        let rule = match optimizer.kind.as_ref() {
+            Some(Kind::Sgd(sgd)) => Rule::Sgd(Sgd { lr: self.positive("sgd.lr", sgd.lr)? }),
+            Some(Kind::Adagrad(adagrad)) => Rule::Adagrad(Adagrad {
+                lr: self.positive("adagrad.lr", adagrad.lr)?,
+                eps: self.positive("adagrad.eps", adagrad.eps)?,
+                initial_accumulator: self
+                    .not_negative("adagrad.initial_accumulator", adagrad.initial_accumulator)?,
+            }),
+            Some(Kind::Adam(adam)) => Rule::Adam(Adam {
+                lr: self.positive("adam.lr", adam.lr)?,
+                beta1: self.decay("adam.beta1", adam.beta1)?,
+                beta2: self.decay("adam.beta2", adam.beta2)?,
+                eps: self.positive("adam.eps", adam.eps)?,
+            }),
+            None => {
+                return Err(SchemaError::Kind { table: self.table.to_owned(), field: "optimizer" });
+            }
+        };
+        let weight_decay = self.not_negative("optimizer.weight_decay", optimizer.weight_decay)?;
+        Ok(Optimizer { rule, weight_decay })
+    }
+
+    fn initializer(&self, initializer: Option<&v1::Initializer>) -> Result<Initializer, SchemaError> {
+        use v1::initializer::Kind;
+        let Some(initializer) = initializer else {
+            return Ok(Initializer { seed: 0, distribution: Distribution::Zeros });
+        };
+        let distribution = match initializer.kind.as_ref() {
+            Some(Kind::Zeros(_)) => Distribution::Zeros,
+            Some(Kind::Uniform(uniform)) => {
+                let low = self.value("uniform.low", uniform.low, "finite", true)?;
+                let high = self.value("uniform.high", uniform.high, "finite, and not below low", {
+                    uniform.high >= low && (uniform.high - low).is_finite()
+                })?;
+                Distribution::Uniform { low, high }
+            }
+            Some(Kind::Normal(normal)) => Distribution::Normal {
+                mean: self.value("normal.mean", normal.mean, "finite", true)?,
+                // Seven deviations out must still be finite.
+                std: self.value("normal.std", normal.std, "at least 0, and finite with room to spare", {
+                    normal.std >= 0.0 && (normal.mean.abs() + 7.0 * normal.std).is_finite()
+                })?,
+            },
+            None => {
+                return Err(SchemaError::Kind { table: self.table.to_owned(), field: "initializer" });
+            }
+        };
+        Ok(Initializer { seed: initializer.seed, distribution })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::{initializer, optimizer};
+
+    fn adagrad(lr: f32, eps: f32) -> Option<v1::Optimizer> {
+        let kind = optimizer::Kind::Adagrad(v1::Adagrad { lr, eps, initial_accumulator: 0.0 });
+        Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0 })
+    }
+
+    fn items() -> v1::TableDefinition {
+        v1::TableDefinition {
+            name: "items".into(),
+            dim: 16,
+            optimizer: adagrad(0.05, 1e-10),
+            ..Default::default()
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut v1::TableDefinition)) -> String {
+        let mut definition = items();
+        change(&mut definition);
+        TableSchema::new(1, &definition).expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn a_good_definition_has_a_shape() {
+        let schema = TableSchema::new(3, &items()).expect("valid");
+        assert_eq!((schema.shape().dim, schema.shape().state), (16, 16));
+        let plain = v1::TableDefinition { optimizer: None, ..items() };
+        assert_eq!(TableSchema::new(3, &plain).expect("valid").shape().state, 0);
+    }
+
+    #[test]
+    fn every_refusal_names_the_field() {
+        assert!(refused(|d| d.name.clear()).contains("name"));
+        assert!(refused(|d| d.name = "x".repeat(129)).contains("128"));
+        assert!(refused(|d| d.name = "a\nb".into()).contains("control"));
+        assert!(refused(|d| d.name = " a".into()).contains("blank"));
+        assert!(refused(|d| d.dim = 0).contains("dim is 0"));
+        assert!(refused(|d| d.dim = limits::DIM_MAX + 1).contains("65537"));
+        assert!(refused(|d| d.kind = 9).contains("kind"));
+        assert!(refused(|d| d.non_finite = 9).contains("non_finite"));
+        for lr in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert!(refused(|d| d.optimizer = adagrad(lr, 1e-10)).contains("adagrad.lr"));
+        }
+        assert!(refused(|d| d.optimizer = adagrad(0.1, 0.0)).contains("adagrad.eps"));
+        assert!(
+            refused(|d| d.optimizer = Some(v1::Optimizer::default()))
+                .contains("optimizer is of an unknown kind")
+        );
+        assert!(
+            refused(|d| d.optimizer.as_mut().expect("there").weight_decay = -0.1)
+                .contains("optimizer.weight_decay")
+        );
+        let uniform = |low, high| {
+            let kind = initializer::Kind::Uniform(v1::Uniform { low, high });
+            Some(v1::Initializer { kind: Some(kind), seed: 0 })
+        };
+        assert!(refused(|d| d.initializer = uniform(1.0, 0.0)).contains("uniform.high"));
+        assert!(refused(|d| d.initializer = uniform(-f32::MAX, f32::MAX)).contains("uniform.high"));
+        let adam = |beta2| {
+            let kind = optimizer::Kind::Adam(v1::Adam { lr: 0.1, beta1: 0.9, beta2, eps: 1e-8 });
+            Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0 })
+        };
+        assert!(refused(|d| d.optimizer = adam(1.0)).contains("adam.beta2"));
+    }
+
+    #[test]
+    fn the_same_definition_is_no_conflict() {
+        let schema =
+            |definition: &v1::TableDefinition, number| TableSchema::new(number, definition).expect("valid");
+        let base = schema(&items(), 1);
+        assert!(base.same_definition(&schema(&items(), 2)));
+        let zeros = v1::Initializer { kind: Some(initializer::Kind::Zeros(v1::Zeros {})), seed: 77 };
+        assert!(
+            base.same_definition(&schema(&v1::TableDefinition { initializer: Some(zeros), ..items() }, 2))
+        );
+        for other in [
+            v1::TableDefinition { dim: 17, ..items() },
+            v1::TableDefinition { name: "users".into(), ..items() },
+            v1::TableDefinition { optimizer: None, ..items() },
+            v1::TableDefinition { optimizer: adagrad(0.06, 1e-10), ..items() },
+            v1::TableDefinition { non_finite: 2, ..items() },
+        ] {
+            assert!(!base.same_definition(&schema(&other, 1)));
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! One replica of one shard, as the raft crate drives it.
+//!
+//! Invariants:
+//! - entries are applied one after the other, without gaps; small state and rows belong to the same entry whenever
+//!   `applier` is not locked;
+//! - the snapshot mark is what the store's record says, never ahead of it;
+//! - a replica that failed half-way through an install applies nothing any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use evershard_proto::push_body::PushBody;
+use evershard_raft::state_machine::{
+    CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
+};
+use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::error::ShardError;
+use super::recovery::{self, Debts};
+use super::rows::Rows;
+use super::scans::{ScanId, ScrubResult};
+use super::scrubber::ScrubWaker;
+use super::small_state::AppliedState;
+use crate::apply::{Applier, PushRefusal, ShardScope, Target, validate_push};
+use crate::model::{Admission, KeyRange, PushOutcome};
+use crate::read::{Digest, ReadError, Reader};
+
+/// Slots that one slice of a scan looks at: some hundred microseconds under the lock for reading.
+pub(crate) const SCAN_SLOTS: usize = 1024;
+
+/// What a machine needs to know about itself.
+#[derive(Debug, Clone)]
+pub struct ShardOptions {
+    /// The keys the shard owns.
+    pub range: KeyRange,
+    /// Rouses the thread that takes digests; without one they are taken by [`ShardMachine::run_scans`].
+    pub scrub_waker: Option<ScrubWaker>,
+}
+
+/// A replica's state machine.
+#[derive(Debug)]
+pub struct ShardMachine {
+    identity: ReplicaIdentity,
+    pub(super) rows: Arc<Rows>,
+    pub(super) store: ReplicaStore,
+    /// One flush cycle, link or install at a time.
+    debts: Mutex<Debts>,
+    small: Mutex<AppliedState>,
+    applier: Mutex<Applier>,
+    pub(super) mark: Mutex<SnapshotMark>,
+    scrub_waker: Option<ScrubWaker>,
+    local_scans: AtomicU64,
+    broken: AtomicBool,
+}
+
+impl ShardMachine {
+    /// Builds the machine over its opened store, loading everything that is in it.
+    ///
+    /// # Errors
+    /// [`ShardError`] when the store cannot be read or does not fit together.
+    pub fn open(options: ShardOptions, store: ReplicaStore) -> Result<Self, ShardError> {
+        let identity = store.identity();
+        let recovered = recovery::load(&store, &store.state())?;
+        let scope = ShardScope { shard: identity.shard, range: options.range };
+        let rows = Rows::new(
+            scope,
+            recovered.rows,
+            Arc::clone(&recovered.applied.small.schemas),
+            recovered.applied.index(),
+            recovered.complete_at,
+        );
+        let mark = SnapshotMark {
+            position: recovered.applied.position,
+            membership: recovered.applied.membership.clone(),
+        };
+        Ok(ShardMachine {
+            identity,
+            rows: Arc::new(rows),
+            store,
+            debts: Mutex::new(recovered.debts),
+            small: Mutex::new(recovered.applied),
+            applier: Mutex::default(),
+            mark: Mutex::new(mark),
+            scrub_waker: options.scrub_waker,
+            local_scans: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose replica it is.
+    #[must_use]
+    pub fn identity(&self) -> &ReplicaIdentity {
+        &self.identity
+    }
+
+    /// A reader of its rows.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader::new(Arc::clone(&self.rows))
+    }
+
+    /// Its rows, for scans.
+    #[must_use]
+    pub fn rows(&self) -> &Arc<Rows> {
+        &self.rows
+    }
+
+    /// Its store.
+    #[must_use]
+    pub fn store(&self) -> &ReplicaStore {
+        &self.store
+    }
+
+    /// False while a restarted replica still replays what its rows hold already: it serves nothing then.
+    #[must_use]
+    pub fn ready(&self) -> bool {
+        self.rows.ready() && !self.is_broken()
+    }
+
+    /// The last applied entry.
+    #[must_use]
+    pub fn applied(&self) -> Option<LogPosition> {
+        self.small.lock().position
+    }
+
+    /// The replicated clock, in milliseconds since 1970.
+    #[must_use]
+    pub fn clock_ms(&self) -> u64 {
+        self.small.lock().small.clock_ms
+    }
+
+    /// The last sequence number of a session that was applied or refused here; 0 when there is none.
+    #[must_use]
+    pub fn last_seq(&self, session: u64) -> u64 {
+        self.small.lock().small.sessions.last(session)
+    }
+
+    /// What became of a push that was answered before, or whose session has expired; `None` when it is yet to be applied.
+    #[must_use]
+    pub fn recorded_outcome(&self, session: u64, seq: u64) -> Option<PushOutcome> {
+        match self.small.lock().small.sessions.admit(session, seq) {
+            Admission::Next | Admission::Answer(PushOutcome::OutOfOrder { .. }) => None,
+            Admission::Answer(outcome) => Some(outcome),
+        }
+    }
+
+    /// Bytes of a row of a table in a pull's reply; `None` when there is no such table.
+    #[must_use]
+    pub fn row_bytes(&self, table: u32) -> Option<usize> {
+        self.rows.schemas().get(&table).map(|schema| schema.dim() as usize * 4)
+    }
+
+    /// Reads rows: see [`Reader::pull`]. Answers the index that they reflect.
+    ///
+    /// # Errors
+    /// [`ReadError`]; nothing was appended then.
+    pub fn pull(
+        &self,
+        table: u32,
+        keys: &[u8],
+        exists: Option<&mut BytesMut>,
+        rows: &mut BytesMut,
+    ) -> Result<u64, ReadError> {
+        self.reader().pull(table, keys, exists, rows).map(|info| info.index)
+    }
+
+    /// Checks a push at the door, as apply will: so that nothing bad is logged.
+    ///
+    /// # Errors
+    /// [`PushRefusal`], naming the first thing found.
+    pub fn check_push(&self, body: &PushBody<'_>) -> Result<(), PushRefusal> {
+        validate_push(body, &self.rows.schemas(), &self.rows.scope())
+    }
+
+    /// What became of a scrub; `None` when its entry is not applied here yet, or forgotten (the last 16 are kept).
+    #[must_use]
+    pub fn scrub_result(&self, scrub_id: u64) -> Option<ScrubResult> {
+        self.rows.scan_result(ScanId::Scrub(scrub_id))
+    }
+
+    /// Runs the scans that are pending to their end, on this thread.
+    pub fn run_scans(&self) {
+        while self.rows.scan_slice(SCAN_SLOTS) {}
+    }
+
+    /// The digest of the whole replica as of its applied index, taken beside everything else on this thread. `None` while
+    /// the replica is not ready, or when too many scans run.
+    #[must_use]
+    pub fn digest(&self) -> Option<(u64, Digest)> {
+        let id = ScanId::Local(self.local_scans.fetch_add(1, Ordering::Relaxed));
+        {
+            // Between two entries: no row is ahead of the applied index.
+            let _between_entries = self.applier.lock();
+            if !self.rows.ready() {
+                return None;
+            }
+            self.rows.begin_scan_now(id, self.rows.applied());
+        }
+        loop {
+            match self.rows.scan_result(id) {
+                Some(ScrubResult::Done { index, digest }) => return Some((index, digest)),
+                Some(ScrubResult::Pending) => self.rows.scan_slice(SCAN_SLOTS),
+                Some(ScrubResult::Skipped) | None => return None,
+            };
+        }
+    }
+
+    pub(crate) fn lock_debts(&self) -> MutexGuard<'_, Debts> {
+        self.debts.lock()
+    }
+
+    /// Between two entries, until the guard goes.
+    pub(crate) fn lock_applier(&self) -> MutexGuard<'_, Applier> {
+        self.applier.lock()
+    }
+
+    pub(crate) fn lock_small(&self) -> MutexGuard<'_, AppliedState> {
+        self.small.lock()
+    }
+
+    /// The last index that the store holds entirely; 0 before the first flush.
+    #[must_use]
+    pub fn flushed_index(&self) -> u64 {
+        self.flushed_position().map_or(0, |position| position.index)
+    }
+
+    /// Where the store's record ends.
+    pub(crate) fn flushed_position(&self) -> Option<LogPosition> {
+        self.mark.lock().position
+    }
+
+    pub(crate) fn set_mark(&self, mark: SnapshotMark) {
+        *self.mark.lock() = mark;
+    }
+
+    pub(super) fn break_down(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    fn apply_entry(&self, entry: &CommittedEntry) -> Result<Bytes, Halt> {
+        let index = entry.position.index;
+        let mut applier = self.applier.lock();
+        if self.is_broken() {
+            let reason = "a snapshot install failed half-way; the replica must be rebuilt".to_owned();
+            return Err(Halt { index, reason });
+        }
+        if let Some(last) = self.small.lock().position
+            && last.index.checked_add(1) != Some(index)
+        {
+            let reason = format!("it was given after entry {}, out of turn", last.index);
+            return Err(Halt { index, reason });
+        }
+        let answer = match &entry.content {
+            EntryContent::Blank | EntryContent::Membership(_) => Bytes::new(),
+            EntryContent::Command { command, .. } => {
+                applier.command(&Target { small: &self.small, rows: &self.rows, index }, command)?
+            }
+        };
+        let mut state = self.small.lock();
+        match &entry.content {
+            EntryContent::Blank => {}
+            EntryContent::Membership(membership) => state.membership = membership.clone(),
+            EntryContent::Command { time_ms, .. } => {
+                state.small.clock_ms = state.small.clock_ms.max(*time_ms);
+            }
+        }
+        state.position = Some(entry.position);
+        self.rows.set_applied(index);
+        Ok(answer)
+    }
+}
+
+impl StateMachine for ShardMachine {
+    fn recovered(&self) -> SnapshotMark {
+        self.snapshot_mark()
+    }
+
+    fn apply(&self, entries: &[CommittedEntry]) -> Result<Vec<Bytes>, Halt> {
+        let mut answers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            answers.push(self.apply_entry(entry)?);
+        }
+        if let Some(waker) = &self.scrub_waker
+            && self.rows.has_scans()
+        {
+            waker.wake();
+        }
+        Ok(answers)
+    }
+
+    fn snapshot_mark(&self) -> SnapshotMark {
+        self.mark.lock().clone()
+    }
+
+    fn link_snapshot(&self, directory: &std::path::Path) -> Result<SnapshotMark, SnapshotError> {
+        self.link(directory)
+    }
+
+    fn install_snapshot(
+        &self,
+        mark: &SnapshotMark,
+        directory: &std::path::Path,
+    ) -> Result<(), SnapshotError> {
+        self.install(mark, directory)
+    }
+}

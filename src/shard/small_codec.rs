@@ -1,0 +1,237 @@
+//! The small state as bytes, in a flush's record and in raft snapshots. A disk format: golden bytes in the tests. Its
+//! checksum is that of the record around it.
+//!
+//! ```text
+//! version u8 = 1 | clock_ms u64
+//! sessions:  floor u64 | live: count u32, number u64 each, ascending
+//!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
+//! schemas:   count u32, each: length u32 | TableDescription (protobuf)
+//! dropped:   count u32, each: number u32 | index u64
+//! ```
+//!
+//! All little-endian; sessions, schemas and dropped tables in ascending order of their numbers, so that equal states have
+//! equal bytes. An empty input is the empty state (a replica before its first flush).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use evershard_proto::v1;
+use prost::Message;
+
+use super::small_state::SmallState;
+use crate::model::{Refusal, Session, SessionTable, TableSchema, refusal_kind};
+
+const VERSION: u8 = 1;
+
+/// Bytes that are not a small state of a version this build knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("small state: {what} at byte {at}")]
+pub struct SmallStateError {
+    /// What is wrong.
+    what: String,
+    /// Where.
+    at: usize,
+}
+
+impl SmallState {
+    /// Lays out the state.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let sessions = self.sessions.sorted();
+        let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
+        bytes.put_u8(VERSION);
+        bytes.put_u64_le(self.clock_ms);
+        bytes.put_u64_le(self.sessions.floor());
+        bytes.put_u32_le(self.sessions.live().len() as u32);
+        for number in self.sessions.live() {
+            bytes.put_u64_le(number);
+        }
+        bytes.put_u32_le(sessions.len() as u32);
+        for (number, session) in sessions {
+            bytes.put_u64_le(number);
+            bytes.put_u64_le(session.last);
+            bytes.put_u8(session.results.len() as u8);
+            for result in &session.results {
+                match result {
+                    None => bytes.put_u8(0),
+                    Some(refusal) => {
+                        bytes.put_u8(refusal.kind as u8);
+                        bytes.put_u32_le(refusal.table);
+                    }
+                }
+            }
+        }
+        bytes.put_u32_le(self.schemas.len() as u32);
+        for schema in self.schemas.values() {
+            let description = schema.description().encode_to_vec();
+            bytes.put_u32_le(description.len() as u32);
+            bytes.put_slice(&description);
+        }
+        bytes.put_u32_le(self.dropped.len() as u32);
+        for (number, index) in &self.dropped {
+            bytes.put_u32_le(*number);
+            bytes.put_u64_le(*index);
+        }
+        bytes.freeze()
+    }
+
+    /// Reads what [`SmallState::encode`] laid out. Takes no memory by a declared length.
+    ///
+    /// # Errors
+    /// [`SmallStateError`] saying what is wrong and where.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SmallStateError> {
+        if bytes.is_empty() {
+            return Ok(SmallState::default());
+        }
+        let mut reader = Reader { rest: bytes, all: bytes.len() };
+        let version = reader.u8()?;
+        if version != VERSION {
+            return Err(reader.error(format!("version {version} is of another build")));
+        }
+        let clock_ms = reader.u64()?;
+        let sessions = reader.sessions()?;
+        let mut schemas = BTreeMap::new();
+        for _ in 0..reader.u32()? {
+            let schema = reader.schema()?;
+            schemas.insert(schema.number(), Arc::new(schema));
+        }
+        let mut dropped = BTreeMap::new();
+        for _ in 0..reader.u32()? {
+            dropped.insert(reader.u32()?, reader.u64()?);
+        }
+        if !reader.rest.is_empty() {
+            return Err(reader.error("bytes after the end"));
+        }
+        Ok(SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms })
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    all: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn error(&self, what: impl Into<String>) -> SmallStateError {
+        SmallStateError { what: what.into(), at: self.all - self.rest.len() }
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], SmallStateError> {
+        if self.rest.len() < count {
+            return Err(self.error("cut short"));
+        }
+        let (taken, rest) = self.rest.split_at(count);
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, SmallStateError> {
+        Ok(self.take(1)?.get_u8())
+    }
+
+    fn u32(&mut self) -> Result<u32, SmallStateError> {
+        Ok(self.take(4)?.get_u32_le())
+    }
+
+    fn u64(&mut self) -> Result<u64, SmallStateError> {
+        Ok(self.take(8)?.get_u64_le())
+    }
+
+    fn sessions(&mut self) -> Result<SessionTable, SmallStateError> {
+        let floor = self.u64()?;
+        let mut live = Vec::new();
+        for _ in 0..self.u32()? {
+            live.push(self.u64()?);
+        }
+        let mut sessions = Vec::new();
+        for _ in 0..self.u32()? {
+            let number = self.u64()?;
+            let last = self.u64()?;
+            let mut results = VecDeque::new();
+            for _ in 0..self.u8()? {
+                results.push_back(self.result()?);
+            }
+            sessions.push((number, Session { last, results }));
+        }
+        Ok(SessionTable::restore(floor, live, sessions))
+    }
+
+    fn result(&mut self) -> Result<Option<Refusal>, SmallStateError> {
+        match self.u8()? {
+            0 => Ok(None),
+            code => {
+                let kind =
+                    refusal_kind(code).ok_or_else(|| self.error(format!("unknown result code {code}")))?;
+                Ok(Some(Refusal { kind, table: self.u32()? }))
+            }
+        }
+    }
+
+    fn schema(&mut self) -> Result<TableSchema, SmallStateError> {
+        let length = self.u32()? as usize;
+        let description = v1::TableDescription::decode(self.take(length)?)
+            .map_err(|error| self.error(format!("schema: {error}")))?;
+        TableSchema::from_description(&description).map_err(|error| self.error(format!("schema: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::RefusalKind;
+    use proptest::prelude::*;
+
+    fn sample() -> SmallState {
+        let mut state = SmallState { clock_ms: 1_234_567, ..SmallState::default() };
+        state.sessions.expire(5, &[3]);
+        state.sessions.record(3, 1, None);
+        state.sessions.record(3, 2, Some(Refusal { kind: RefusalKind::WrongDim, table: 9 }));
+        state.sessions.record(u64::MAX, 1, None);
+        let definition = v1::TableDefinition { name: "items".into(), dim: 2, ..Default::default() };
+        let schema = TableSchema::new(9, &definition).expect("valid");
+        Arc::make_mut(&mut state.schemas).insert(9, Arc::new(schema));
+        state.dropped.insert(4, 77);
+        state
+    }
+
+    #[test]
+    fn round_trips() {
+        for state in [sample(), SmallState::default()] {
+            assert_eq!(SmallState::decode(&state.encode()), Ok(state));
+        }
+        assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));
+    }
+
+    #[test]
+    fn golden_bytes_never_change() {
+        let hex: String = sample().encode().iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, GOLDEN);
+    }
+
+    const GOLDEN: &str = "";
+
+    #[test]
+    fn every_truncation_and_extension_is_refused() {
+        let bytes = sample().encode();
+        for length in 1..bytes.len() {
+            assert!(SmallState::decode(&bytes[..length]).is_err(), "{length}");
+        }
+        let mut longer = bytes.to_vec();
+        longer.push(0);
+        assert!(SmallState::decode(&longer).is_err());
+        let mut newer = bytes.to_vec();
+        newer[0] = 2;
+        assert!(
+            SmallState::decode(&newer).expect_err("another version").to_string().contains("another build")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail(mut bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
+            bytes[0] = VERSION;
+            let _ = SmallState::decode(&bytes);
+        }
+    }
+}

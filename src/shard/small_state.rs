@@ -1,0 +1,42 @@
+//! The small replicated state beside the rows: sessions, schemas, clock. Changed by `apply` in log order, noted whole by
+//! each flush cycle.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use evershard_raft::state_machine::LogPosition;
+
+use crate::model::{SessionTable, TableSchema};
+
+/// What a replica's state holds besides rows. Everything in it follows from the log.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SmallState {
+    /// Exactly-once bookkeeping.
+    pub sessions: SessionTable,
+    /// The tables on this shard.
+    pub schemas: Arc<BTreeMap<u32, Arc<TableSchema>>>,
+    /// Numbers of dropped tables, and the entries that dropped them. They never come back.
+    pub dropped: BTreeMap<u32, u64>,
+    /// The replicated clock: the highest leader time seen in an entry, in milliseconds since 1970 (design 14.11; the
+    /// leader bounds how far it advances).
+    pub clock_ms: u64,
+}
+
+/// The small state with its place in the log.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct AppliedState {
+    /// The last entry applied.
+    pub(crate) position: Option<LogPosition>,
+    /// The membership as of it, encoded by the raft crate.
+    pub(crate) membership: Bytes,
+    /// The state as of it.
+    pub(crate) small: SmallState,
+}
+
+impl AppliedState {
+    /// The last applied index, 0 before the first.
+    pub(crate) fn index(&self) -> u64 {
+        self.position.map_or(0, |position| position.index)
+    }
+}
