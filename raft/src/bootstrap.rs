@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use evershard_storage::log::GroupLog;
 use openraft::Raft;
-use openraft::type_config::TypeConfigExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +24,7 @@ use crate::applier::{Applier, ApplierState};
 use crate::budget::Budget;
 use crate::endpoint::Endpoint;
 use crate::error::GroupError;
-use crate::executor::ApplyExecutor;
+use crate::executor::{self, ApplyExecutor};
 use crate::group::{Group, GroupInner, LeaderClock, run_proposer};
 use crate::leadership::LeaderWatch;
 use crate::log_store::LogStore;
@@ -36,7 +35,7 @@ use crate::snapshot::installer::Installer;
 use crate::state_machine::StateMachine;
 use crate::transport::network::NetworkFactory;
 use crate::transport::{Router, Transport};
-use crate::type_config::{Runtime, Tokio, TypeConfig};
+use crate::type_config::{Runtime, Tokio};
 
 /// What the groups of one node share. Production has it inside the registry; a simulation makes its own.
 pub struct GroupHost<RT: Runtime = Tokio> {
@@ -72,7 +71,7 @@ impl<RT: Runtime> GroupHost<RT> {
         let halted = |reason: String| GroupError::Halted { group, replica, reason };
         let limits = self.options.limits.clone();
         let state = Arc::new(ApplierState::default());
-        let store = LogStore::<RT>::new(log.clone(), &limits);
+        let store = LogStore::<RT>::new(log.clone(), Arc::clone(&self.executor), &limits);
         let is_new = store.is_pristine();
         let applier = Applier::<RT>::open(
             Arc::clone(&state_machine),
@@ -97,8 +96,15 @@ impl<RT: Runtime> GroupHost<RT> {
             .map_err(|error| halted(state.halted().unwrap_or_else(|| error.to_string())))?;
 
         let installer = Installer::new(incoming, Arc::clone(&self.executor), group);
-        let endpoint =
-            Arc::new(Endpoint::new(group, replica, raft.clone(), Arc::clone(&state), installer, is_new));
+        let endpoint = Arc::new(Endpoint::new(
+            group,
+            replica,
+            raft.clone(),
+            Arc::clone(&state),
+            installer,
+            Arc::clone(&self.executor),
+            is_new,
+        ));
         if is_new {
             endpoint.open_door();
         }
@@ -159,7 +165,7 @@ impl<RT: Runtime> GroupHost<RT> {
     async fn clean_folder(&self, kind: &'static str, name: &str) -> Result<PathBuf, GroupError> {
         let path = self.options.data.join(kind).join(name);
         let made = path.clone();
-        let outcome = TypeConfig::<RT>::spawn_blocking(move || {
+        let outcome = executor::read(&*self.executor, move || {
             remove_folder(&made);
             make_folder(&made).map_err(|error| error.to_string())
         })

@@ -39,11 +39,12 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
         let options = LogOptions::new(folder.path().join("log"));
         let (log, _) = Log::open(options, Arc::new(RealDisk), Driver::Threaded).expect("log");
         let limits = RaftLimits::default();
-        let store = LogStore::new(log.group(1, 1).expect("group"), &limits);
+        let executor = ApplyThreads::start(1).expect("threads");
+        let store = LogStore::new(log.group(1, 1).expect("group"), Arc::clone(&executor) as _, &limits);
         let machine = adder::Adder::open(&folder.path().join("state"), true, None);
         let applier = Applier::open(
             machine,
-            ApplyThreads::start(1).expect("threads"),
+            executor,
             1,
             PathBuf::from(folder.path().join("outgoing")),
             limits,

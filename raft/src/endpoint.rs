@@ -14,10 +14,10 @@ use bytes::Bytes;
 use openraft::Raft;
 use openraft::errors::Fatal;
 use openraft::storage::Snapshot;
-use openraft::type_config::TypeConfigExt;
 
 use crate::applier::{Applier, ApplierState, SnapshotData, meta_of};
 use crate::cursor::DecodeError;
+use crate::executor::{self, ApplyExecutor};
 use crate::snapshot::installer::Installer;
 use crate::snapshot::message::{self, Begin, Chunk, Finish};
 use crate::state_machine::SnapshotError;
@@ -31,6 +31,7 @@ pub(crate) struct Endpoint<RT: Runtime> {
     raft: Raft<TypeConfig<RT>, Applier<RT>>,
     state: Arc<ApplierState>,
     installer: Arc<Installer>,
+    executor: Arc<dyn ApplyExecutor>,
     door_open: AtomicBool,
 }
 
@@ -41,10 +42,11 @@ impl<RT: Runtime> Endpoint<RT> {
         raft: Raft<TypeConfig<RT>, Applier<RT>>,
         state: Arc<ApplierState>,
         installer: Installer,
+        executor: Arc<dyn ApplyExecutor>,
         door_open: bool,
     ) -> Self {
         let door_open = AtomicBool::new(door_open);
-        Self { group, replica, raft, state, installer: Arc::new(installer), door_open }
+        Self { group, replica, raft, state, installer: Arc::new(installer), executor, door_open }
     }
 
     pub(crate) fn group(&self) -> u64 {
@@ -149,8 +151,13 @@ impl<RT: Runtime> Endpoint<RT> {
         let vote = finish.vote;
         let received = self.receive(move |installer| installer.finish(&finish)).await?;
         let meta = meta_of(received.mark()).map_err(|error| Refusal::Snapshot(error.to_string()))?;
-        if meta.last_log_id.is_none() {
-            return Err(Refusal::Snapshot("it holds nothing".to_owned()));
+        // openraft takes both for granted.
+        match &meta.last_log_id {
+            None => return Err(Refusal::Snapshot("it holds nothing".to_owned())),
+            Some(last) if *last.committed_leader_id() > vote.leader_id => {
+                return Err(Refusal::Snapshot("it is of a later leader than its sender".to_owned()));
+            }
+            Some(_) => {}
         }
         tracing::info!(group = self.group, replica = self.replica, %meta, "installing a snapshot");
         let snapshot = Snapshot { meta, snapshot: SnapshotData::Received(received) };
@@ -165,7 +172,7 @@ impl<RT: Runtime> Endpoint<RT> {
         work: impl FnOnce(&Installer) -> Result<T, SnapshotError> + Send + 'static,
     ) -> Result<T, Refusal> {
         let installer = Arc::clone(&self.installer);
-        match TypeConfig::<RT>::spawn_blocking(move || work(&installer)).await {
+        match executor::read(&*self.executor, move || work(&installer)).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(Refusal::Snapshot(error.to_string())),
             Err(error) => Err(Refusal::Snapshot(error.to_string())),

@@ -1,12 +1,13 @@
-//! Threads for work that may block: applying entries, linking and installing snapshots.
+//! Threads for work that may block: applying entries, linking and installing snapshots; reading logs and files.
 //!
-//! A group is pinned to one thread, so its work runs in the order given and one at a time. A simulation runs it inline.
+//! A group is pinned to one apply thread, so that work runs in the order given and one at a time; reads have threads of
+//! their own, so that no replay or snapshot waits behind an apply. A simulation runs everything inline.
 //!
 //! Invariants:
 //! - work of one lane runs in order, never two at once;
 //! - a panic in one piece of work ends neither the thread nor other groups: the caller sees its answer's channel close;
-//! - the queues need no bound of their own: a group has at most its state machine's worker, one snapshot link and one
-//!   mark query outstanding.
+//! - the queues need no bound of their own: a group has at most its state machine's worker, a snapshot link, a mark query
+//!   and a read per follower and transfer outstanding.
 //!
 //! Not here: what is run (`applier`, `snapshot`).
 
@@ -14,7 +15,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::oneshot;
 
 /// A piece of blocking work.
@@ -24,11 +25,18 @@ pub type Work = Box<dyn FnOnce() + Send>;
 pub trait ApplyExecutor: Send + Sync + 'static {
     /// Runs `work` after all earlier work of the same lane.
     fn execute(&self, lane: u64, work: Work);
+
+    /// Runs `work`, such as a read from a file, in no particular order.
+    fn execute_read(&self, work: Work);
 }
+
+/// Threads that read.
+const READERS: usize = 2;
 
 /// A fixed pool of named threads. Ends its threads, after what is queued, when dropped.
 pub struct ApplyThreads {
     queues: Vec<Sender<Work>>,
+    reads: Option<Sender<Work>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -38,16 +46,15 @@ impl ApplyThreads {
     /// # Errors
     /// What the system said when a thread could not be made.
     pub fn start(threads: usize) -> std::io::Result<Arc<Self>> {
-        let mut pool = Self { queues: Vec::new(), threads: Vec::new() };
+        let (reads, read_work) = crossbeam_channel::unbounded::<Work>();
+        let mut pool = Self { queues: Vec::new(), reads: Some(reads), threads: Vec::new() };
         for number in 0..threads.max(1) {
             let (queue, work) = crossbeam_channel::unbounded::<Work>();
-            let thread = std::thread::Builder::new().name(format!("apply-{number}")).spawn(move || {
-                for piece in work {
-                    run_caught(piece);
-                }
-            })?;
+            pool.threads.push(spawn(format!("apply-{number}"), work)?);
             pool.queues.push(queue);
-            pool.threads.push(thread);
+        }
+        for number in 0..READERS {
+            pool.threads.push(spawn(format!("raft-read-{number}"), read_work.clone())?);
         }
         Ok(Arc::new(pool))
     }
@@ -61,11 +68,26 @@ impl ApplyExecutor for ApplyThreads {
             let _ = queue.send(work);
         }
     }
+
+    fn execute_read(&self, work: Work) {
+        if let Some(reads) = &self.reads {
+            let _ = reads.send(work);
+        }
+    }
+}
+
+fn spawn(name: String, work: Receiver<Work>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        for piece in work {
+            run_caught(piece);
+        }
+    })
 }
 
 impl Drop for ApplyThreads {
     fn drop(&mut self) {
         self.queues.clear();
+        self.reads = None;
         let current = std::thread::current().id();
         for thread in self.threads.drain(..) {
             // The last handle may be dropped by work on one of these threads, which cannot wait for itself.
@@ -82,6 +104,10 @@ pub struct InlineExecutor;
 
 impl ApplyExecutor for InlineExecutor {
     fn execute(&self, _lane: u64, work: Work) {
+        run_caught(work);
+    }
+
+    fn execute_read(&self, work: Work) {
         run_caught(work);
     }
 }
@@ -118,6 +144,19 @@ where
     answer.await.map_err(|_| WorkLost)
 }
 
+/// Runs a read on the executor and waits for what it returns.
+pub(crate) async fn read<T, F>(executor: &dyn ApplyExecutor, work: F) -> Result<T, WorkLost>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (done, answer) = oneshot::channel();
+    executor.execute_read(Box::new(move || {
+        let _ = done.send(work());
+    }));
+    answer.await.map_err(|_| WorkLost)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +171,7 @@ mod tests {
         }
         assert_eq!(run(&*pool, 7, || -> u64 { panic!("on purpose") }).await, Err(WorkLost));
         assert_eq!(run(&*pool, 7, || 5).await, Ok(5));
+        assert_eq!(read(&*pool, || 6).await, Ok(6));
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
     }
 }

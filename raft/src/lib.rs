@@ -47,5 +47,5 @@ pub use options::{RaftLimits, RaftOptions, RaftTiming, WallClock};
 pub use state_machine::{
     CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
 };
-pub use transport::peer_service::tuned;
+pub use transport::peer_service::{PeerService, tuned};
 pub use type_config::{Peer, Runtime, Tokio};

@@ -17,16 +17,17 @@ use std::fmt::Debug;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use evershard_storage::log::{Entry, EntryId, GroupLog};
 use futures_util::{Stream, StreamExt};
 use openraft::OptionalSend;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
-use openraft::type_config::TypeConfigExt;
 use tokio::sync::oneshot;
 
 use crate::cursor::{DecodeError, Reader, put_log_id, put_vote};
+use crate::executor::{self, ApplyExecutor};
 use crate::options::RaftLimits;
 use crate::transport::codec::{payload_of, payload_parts};
 use crate::type_config::{LeaderId, LogId, RaftEntry, Runtime, TypeConfig, Vote};
@@ -36,6 +37,7 @@ const VERSION: u8 = 1;
 /// See the module. Cloning gives another reader of the same log.
 pub(crate) struct LogStore<RT> {
     log: GroupLog,
+    executor: Arc<dyn ApplyExecutor>,
     append_bytes: u64,
     apply_bytes: u64,
     _runtime: PhantomData<fn() -> RT>,
@@ -45,6 +47,7 @@ impl<RT> Clone for LogStore<RT> {
     fn clone(&self) -> Self {
         Self {
             log: self.log.clone(),
+            executor: Arc::clone(&self.executor),
             append_bytes: self.append_bytes,
             apply_bytes: self.apply_bytes,
             _runtime: PhantomData,
@@ -53,9 +56,10 @@ impl<RT> Clone for LogStore<RT> {
 }
 
 impl<RT: Runtime> LogStore<RT> {
-    pub(crate) fn new(log: GroupLog, limits: &RaftLimits) -> Self {
+    pub(crate) fn new(log: GroupLog, executor: Arc<dyn ApplyExecutor>, limits: &RaftLimits) -> Self {
         Self {
             log,
+            executor,
             append_bytes: limits.append_bytes as u64,
             apply_bytes: limits.apply_bytes as u64,
             _runtime: PhantomData,
@@ -73,7 +77,8 @@ impl<RT: Runtime> LogStore<RT> {
         }
         let entries = if self.log.needs_disk(start..end) {
             let log = self.log.clone();
-            TypeConfig::<RT>::spawn_blocking(move || log.read(start..end, bytes_max)).await??
+            let read = executor::read(&*self.executor, move || log.read(start..end, bytes_max)).await;
+            read.map_err(io::Error::other)??
         } else {
             self.log.read(start..end, bytes_max)?
         };

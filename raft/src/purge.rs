@@ -11,11 +11,10 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use evershard_storage::log::GroupLog;
-use openraft::type_config::TypeConfigExt;
 
 use crate::executor::{self, ApplyExecutor};
 use crate::group::GroupInner;
-use crate::type_config::{Runtime, TypeConfig};
+use crate::type_config::Runtime;
 
 /// How long openraft is given to take note of a new virtual snapshot.
 const NOTED_WITHIN: Duration = Duration::from_secs(10);
@@ -58,7 +57,7 @@ async fn purge_once<RT: Runtime>(inner: &GroupInner<RT>, executor: &dyn ApplyExe
     }
     let log = inner.log.clone();
     let retain = inner.options.limits.retain_log_bytes;
-    let chosen = TypeConfig::<RT>::spawn_blocking(move || purge_point(&log, mark.index, retain)).await;
+    let chosen = executor::read(executor, move || purge_point(&log, mark.index, retain)).await;
     if let Ok(Some(upto)) = chosen {
         tracing::debug!(group = inner.group, upto, mark = mark.index, "purging the log");
         // An error says that the group stopped meanwhile.

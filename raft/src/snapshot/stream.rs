@@ -18,15 +18,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use openraft::Instant as _;
-use openraft::type_config::TypeConfigExt;
 
 use super::builder::{LinkSource, LinkedSnapshot};
 use super::message::{Begin, Chunk, FileEntry, Finish, decode_begun, decode_finished, encode_abort};
 use crate::cursor::DecodeError;
+use crate::executor::{self, ApplyExecutor, WorkLost};
 use crate::options::RaftLimits;
 use crate::state_machine::SnapshotError;
 use crate::transport::{Body, FrameKind, Lane, ReplyFuture, Target, Transport, TransportError, codec};
-use crate::type_config::{Runtime, TypeConfig, Vote};
+use crate::type_config::{Runtime, Vote};
 
 /// Chunks in flight.
 const WINDOW: usize = 4;
@@ -48,6 +48,8 @@ pub(crate) enum SendError {
     Transport(#[from] TransportError),
     #[error("the answer cannot be read: {0}")]
     Decode(#[from] DecodeError),
+    #[error(transparent)]
+    Lost(#[from] WorkLost),
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
@@ -73,7 +75,7 @@ impl<RT: Runtime> SnapshotSender<RT> {
     /// Links, sends, and waits for the install; answers with the receiver's vote.
     pub(crate) async fn send(self, source: LinkSource) -> Result<Vote, SendError> {
         let linked = source.link().await?;
-        let sent = self.send_linked(&linked).await;
+        let sent = self.send_linked(&linked, &*source.executor).await;
         if sent.is_err() {
             let abort = Body::ready(encode_abort(self.transfer));
             // Nobody waits for the answer: the receiver also forgets the transfer when the next one begins.
@@ -82,9 +84,13 @@ impl<RT: Runtime> SnapshotSender<RT> {
         sent
     }
 
-    async fn send_linked(&self, linked: &LinkedSnapshot) -> Result<Vote, SendError> {
+    async fn send_linked(
+        &self,
+        linked: &LinkedSnapshot,
+        executor: &dyn ApplyExecutor,
+    ) -> Result<Vote, SendError> {
         let root = linked.directory().to_owned();
-        let files = blocking::<RT, _>(move || list_files(&root)).await?;
+        let files = read(executor, move || list_files(&root)).await?;
         let begin = Begin {
             transfer: self.transfer,
             vote: self.vote,
@@ -98,7 +104,7 @@ impl<RT: Runtime> SnapshotSender<RT> {
         let mut window = VecDeque::with_capacity(WINDOW);
         let mut pace = Pace::<RT>::start(self.limits.snapshot_bytes_per_second);
         for (number, (path, _)) in files.iter().enumerate() {
-            crc32s.push(self.send_file(number as u32, path, &mut window, &mut pace).await?);
+            crc32s.push(self.send_file(number as u32, path, executor, &mut window, &mut pace).await?);
         }
         for reply in window {
             codec::decode_done(self.answer(reply, ANSWER_WITHIN).await?)?;
@@ -112,11 +118,12 @@ impl<RT: Runtime> SnapshotSender<RT> {
         &self,
         number: u32,
         path: &Path,
+        executor: &dyn ApplyExecutor,
         window: &mut VecDeque<ReplyFuture>,
         pace: &mut Pace<RT>,
     ) -> Result<u32, SendError> {
         let opened = path.to_owned();
-        let mut file = blocking::<RT, _>(move || {
+        let mut file = read(executor, move || {
             File::open(&opened).map_err(|source| SendError::Read { path: opened, source })
         })
         .await?;
@@ -124,8 +131,7 @@ impl<RT: Runtime> SnapshotSender<RT> {
         let mut offset = 0u64;
         loop {
             let (read_path, chunk_bytes) = (path.to_owned(), self.limits.snapshot_chunk_bytes);
-            let (returned, data) =
-                blocking::<RT, _>(move || read_chunk(file, chunk_bytes, read_path)).await?;
+            let (returned, data) = read(executor, move || read_chunk(file, chunk_bytes, read_path)).await?;
             file = returned;
             if data.is_empty() {
                 return Ok(crc32.finalize());
@@ -176,13 +182,11 @@ impl<RT: Runtime> Pace<RT> {
     }
 }
 
-async fn blocking<RT: Runtime, T: Send + 'static>(
+async fn read<T: Send + 'static>(
+    executor: &dyn ApplyExecutor,
     work: impl FnOnce() -> Result<T, SendError> + Send + 'static,
 ) -> Result<T, SendError> {
-    match TypeConfig::<RT>::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(source) => Err(SendError::Read { path: PathBuf::new(), source }),
-    }
+    executor::read(executor, work).await?
 }
 
 fn read_chunk(mut file: File, bytes: usize, path: PathBuf) -> Result<(File, Bytes), SendError> {
