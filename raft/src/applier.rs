@@ -11,6 +11,7 @@
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
@@ -45,12 +46,18 @@ pub(crate) enum SnapshotData {
 pub(crate) struct ApplierState {
     applied: Mutex<(Option<LogPosition>, StoredMembership)>,
     halted: Mutex<Option<String>>,
+    closed: AtomicBool,
 }
 
 impl ApplierState {
     /// Why the replica stopped for good, if it did.
     pub(crate) fn halted(&self) -> Option<String> {
         self.halted.lock().clone()
+    }
+
+    /// The group is being shut down: nothing more is applied, though openraft may still ask.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Stops the replica for good; the first reason stays.
@@ -103,6 +110,7 @@ impl<RT: Runtime> Applier<RT> {
         membership: Option<StoredMembership>,
     ) -> io::Result<()> {
         let Some(last) = batch.last().map(|entry| entry.position) else { return Ok(()) };
+        self.check_open()?;
         let expected = batch.len();
         let state_machine = Arc::clone(&self.state_machine);
         let outcome = executor::run(&*self.executor, self.lane, move || state_machine.apply(&batch)).await;
@@ -131,6 +139,13 @@ impl<RT: Runtime> Applier<RT> {
             if let Some(responder) = responder {
                 responder.send(answer);
             }
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> io::Result<()> {
+        if self.state.closed.load(Ordering::Acquire) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "the group is shut down"));
         }
         Ok(())
     }
@@ -209,6 +224,7 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
             }
         };
         let installed = unpack(&mark)?;
+        self.check_open()?;
         let state_machine = Arc::clone(&self.state_machine);
         let outcome = executor::run(&*self.executor, self.lane, move || -> Result<(), SnapshotError> {
             fail::fail_point!("snapshot::before_install");

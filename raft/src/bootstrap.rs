@@ -122,6 +122,7 @@ impl<RT: Runtime> GroupHost<RT> {
             router: Arc::clone(&self.router),
             leader,
             options: self.options.clone(),
+            executor: Arc::clone(&self.executor),
             flushed: Notify::new(),
             stop: CancellationToken::new(),
             tasks: Mutex::new(Vec::new()),

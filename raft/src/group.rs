@@ -31,6 +31,7 @@ use crate::applier::{Applier, ApplierState};
 use crate::budget::Budget;
 use crate::endpoint::Endpoint;
 use crate::error::{GroupError, NotServing, ProposeError};
+use crate::executor::{self, ApplyExecutor};
 use crate::leadership::{LeaderWatch, Leadership};
 use crate::membership_codec::Members;
 use crate::options::RaftOptions;
@@ -140,6 +141,7 @@ pub(crate) struct GroupInner<RT: Runtime> {
     pub(crate) router: Arc<Router<RT>>,
     pub(crate) leader: Arc<LeaderWatch<RT>>,
     pub(crate) options: RaftOptions,
+    pub(crate) executor: Arc<dyn ApplyExecutor>,
     pub(crate) flushed: Notify,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: Mutex<Vec<RT::JoinHandle<()>>>,
@@ -270,6 +272,9 @@ impl<RT: Runtime> Group<RT> {
         let inner = &*self.inner;
         let log = inner.log.state();
         let leadership = self.leadership();
+        let lease_age = inner.leader.lease_age();
+        let halted = self.halted();
+        // Borrowed last, and once: a second borrow could wait for openraft, which waits for this one.
         let metrics = inner.raft.metrics();
         let metrics = metrics.borrow_watched();
         let role = match metrics.state {
@@ -298,9 +303,9 @@ impl<RT: Runtime> Group<RT> {
                 .filter(|(replica, _)| **replica != inner.replica)
                 .map(|(replica, matched)| (*replica, matched.as_ref().map(|id| id.index())))
                 .collect(),
-            lease_age: inner.leader.lease_age(),
+            lease_age,
             in_flight_bytes: inner.budget.bytes(),
-            halted: inner.state.halted(),
+            halted,
         }
     }
 
@@ -342,12 +347,13 @@ impl<RT: Runtime> Group<RT> {
         }
     }
 
-    /// Stops the replica on this node and waits for its tasks. Does not hand over leadership: see
-    /// [`crate::group_registry::GroupRegistry::shutdown`].
+    /// Stops the replica on this node and waits for its tasks; nothing is applied after it returns. Does not hand over
+    /// leadership: see [`crate::group_registry::GroupRegistry::shutdown`].
     pub async fn shutdown(&self) {
         let inner = &*self.inner;
         inner.leader.close();
         inner.stop.cancel();
+        inner.state.close();
         inner.router.remove(inner.replica);
         if let Err(error) = inner.raft.shutdown().await {
             tracing::error!(group = inner.group, replica = inner.replica, %error, "the group's core did not end well");
@@ -358,6 +364,8 @@ impl<RT: Runtime> Group<RT> {
                 tracing::error!(group = inner.group, replica = inner.replica, %error, "a task of the group panicked");
             }
         }
+        // What was handed to the group's thread before is through when this is.
+        let _ = executor::run(&*inner.executor, inner.group, || ()).await;
     }
 }
 

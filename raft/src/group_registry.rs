@@ -42,6 +42,22 @@ enum Slot {
     Open(Group),
 }
 
+/// A place held while its group opens; given up on drop when it did not.
+struct Reserved<'a> {
+    registry: &'a GroupRegistry,
+    group: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if let Entry::Occupied(held) = self.registry.groups.write().entry(self.group)
+            && let Slot::Opening { .. } = held.get()
+        {
+            held.remove();
+        }
+    }
+}
+
 impl GroupRegistry {
     /// A registry without groups. `executor` runs the groups' blocking work ([`crate::ApplyThreads`]).
     ///
@@ -87,13 +103,11 @@ impl GroupRegistry {
                 return Err(GroupError::AlreadyOpen { group, replica });
             }
         };
-        let opened = self.host.open(group, replica, state_machine, log).await;
-        let mut groups = self.groups.write();
-        match &opened {
-            Ok(open) => groups.insert(group, Slot::Open(open.clone())),
-            Err(_) => groups.remove(&group),
-        };
-        opened
+        let reserved = Reserved { registry: self, group };
+        let opened = self.host.open(group, replica, state_machine, log).await?;
+        self.groups.write().insert(group, Slot::Open(opened.clone()));
+        drop(reserved);
+        Ok(opened)
     }
 
     /// The open group with this id.

@@ -2,9 +2,11 @@
 //!
 //! Not here: anything a real state machine needs (rows, sessions, versions).
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use evershard_raft::state_machine::{
@@ -25,10 +27,13 @@ pub struct State {
     pub sum: u64,
     pub count: u64,
     pub digest: u64,
+    /// Where each delta was applied last.
+    pub numbers: BTreeMap<u64, u64>,
 }
 
 pub struct Adder {
     directory: PathBuf,
+    installs: AtomicU64,
     live: Mutex<State>,
     flushed: Mutex<State>,
     /// Flushes after every apply.
@@ -45,11 +50,22 @@ impl Adder {
         };
         Arc::new(Self {
             directory: directory.to_owned(),
+            installs: AtomicU64::new(0),
             live: Mutex::new(state.clone()),
             flushed: Mutex::new(state),
             eager,
             witness,
         })
+    }
+
+    /// The index at which a delta was applied here; works with deltas that are unique numbers.
+    pub fn index_of(&self, number: u64) -> Option<u64> {
+        self.live.lock().numbers.get(&number).copied()
+    }
+
+    /// Snapshots installed since it was opened.
+    pub fn installs(&self) -> u64 {
+        self.installs.load(Ordering::Relaxed)
     }
 
     pub fn state(&self) -> State {
@@ -92,6 +108,7 @@ impl StateMachine for Adder {
                     let delta = command.first_chunk::<8>().map_or(0, |raw| u64::from_le_bytes(*raw));
                     live.sum = live.sum.wrapping_add(delta);
                     live.count += 1;
+                    live.numbers.insert(delta, entry.position.index);
                 }
             }
             live.digest = u64::from(hash.finalize());
@@ -136,6 +153,7 @@ impl StateMachine for Adder {
         }
         write(&self.directory, &state)
             .map_err(|source| SnapshotError::Io { path: self.directory.clone(), source })?;
+        self.installs.fetch_add(1, Ordering::Relaxed);
         *self.flushed.lock() = state.clone();
         *self.live.lock() = state;
         Ok(())
@@ -160,6 +178,11 @@ fn write(directory: &Path, state: &State) -> std::io::Result<()> {
     ] {
         raw.extend_from_slice(&number.to_le_bytes());
     }
+    raw.extend_from_slice(&(state.numbers.len() as u64).to_le_bytes());
+    for (number, index) in &state.numbers {
+        raw.extend_from_slice(&number.to_le_bytes());
+        raw.extend_from_slice(&index.to_le_bytes());
+    }
     raw.extend_from_slice(&state.membership);
     let (temporary, path) = (directory.join("state.tmp"), directory.join("state"));
     let mut file = std::fs::File::create(&temporary)?;
@@ -171,11 +194,17 @@ fn write(directory: &Path, state: &State) -> std::io::Result<()> {
 fn decode(raw: &[u8]) -> Option<State> {
     let number = |i: usize| Some(u64::from_le_bytes(raw.get(8 * i..8 * i + 8)?.try_into().ok()?));
     let position = LogPosition { term: number(1)?, leader: number(2)?, index: number(3)? };
+    let count = number(7)? as usize;
+    let mut numbers = BTreeMap::new();
+    for i in 0..count {
+        numbers.insert(number(8 + 2 * i)?, number(9 + 2 * i)?);
+    }
     Some(State {
         position: (number(0)? == 1).then_some(position),
-        membership: Bytes::copy_from_slice(raw.get(56..)?),
+        membership: Bytes::copy_from_slice(raw.get(64 + 16 * count..)?),
         sum: number(4)?,
         count: number(5)?,
         digest: number(6)?,
+        numbers,
     })
 }

@@ -3,3 +3,4 @@
 
 pub mod adder;
 pub mod cluster;
+pub mod sim_net;

@@ -1,0 +1,376 @@
+//! Three nodes in simulated time: real log store, real log on a simulated disk, real applier, groups and transport
+//! sessions; delays, broken connections, cuts, power cuts, flushes, purges, snapshots and transfers drawn from a seed.
+//!
+//! What must hold, whatever happens:
+//! - every replica applies the same entry at the same index, also after restarts (digests by index);
+//! - what was acknowledged is in every state that comes after it;
+//! - a replica whose lease says it may serve has everything that was acknowledged before;
+//! - the same seed gives the same run.
+//!
+//! `EVERSHARD_SIM_SEEDS=100..200` runs other seeds.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use evershard_raft::transport::Router;
+use evershard_raft::{Group, GroupHost, InlineExecutor, LogPosition, Peer, RaftOptions, RaftTiming, Runtime};
+use evershard_storage::log::{Driver, Log, LogOptions};
+use evershard_storage::testing::{Loss, SimDisk};
+use openraft::Instant as _;
+use openraft_rt_sim::{SimInstant, SimRuntime};
+use parking_lot::Mutex;
+use support::adder::Adder;
+use support::sim_net::{Dice, SimNet};
+
+const GROUP: u64 = 1;
+const NODES: u64 = 3;
+
+/// What the outside world knows.
+#[derive(Default)]
+struct Oracle {
+    /// Digest of the state after each index.
+    digests: BTreeMap<u64, (u64, u64)>,
+    /// Sum of all acknowledged deltas: each is a power-free unique number, so the count tells.
+    acknowledged: BTreeSet<u64>,
+    acknowledged_index: u64,
+    restarts: u64,
+    snapshots_installed: u64,
+    lease_reads: u64,
+}
+
+struct Node {
+    id: u64,
+    disk: SimDisk,
+    live: Option<Live>,
+}
+
+struct Live {
+    log: Log,
+    group: Group<SimRuntime>,
+    adder: Arc<Adder>,
+}
+
+struct World {
+    folder: tempfile::TempDir,
+    dice: Dice,
+    net: Arc<SimNet>,
+    oracle: Arc<Mutex<Oracle>>,
+    nodes: Vec<Node>,
+    started: SimInstant,
+}
+
+fn replica(node: u64) -> u64 {
+    10 + node
+}
+
+fn peer(node: u64) -> Peer {
+    Peer { node, address: format!("sim://{node}") }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let dice = Dice::new(seed);
+        let nodes = (1..=NODES).map(|id| Node { id, disk: SimDisk::new(dice.next()), live: None }).collect();
+        Self {
+            folder: tempfile::tempdir().expect("tempdir"),
+            net: SimNet::new(dice.clone()),
+            dice,
+            oracle: Arc::default(),
+            nodes,
+            started: SimInstant::now(),
+        }
+    }
+
+    async fn start(&mut self, number: usize) {
+        let id = self.nodes[number].id;
+        let data = self.folder.path().join(format!("node-{id}"));
+        let mut options = RaftOptions::new("sim", id, &data);
+        options.timing = RaftTiming::default();
+        options.limits.retain_log_bytes = 2_000;
+        options.limits.append_bytes = 2_000;
+        options.limits.apply_entries = 7;
+        let started = self.started;
+        options.clock = Arc::new(move || 1_000 + (SimInstant::now() - started).as_millis() as u64);
+
+        let mut log_options = LogOptions::new("/log");
+        log_options.segment_bytes = 64 << 10;
+        log_options.cache_bytes = 4 << 10;
+        log_options.boot_id = "sim".to_owned();
+        log_options.on_fatal = Arc::new(|_, _| {});
+        let (log, recovery) =
+            Log::open(log_options, Arc::new(self.nodes[number].disk.clone()), Driver::Manual)
+                .expect("a log that was only cut off opens");
+        assert!(recovery.quarantined.is_empty(), "{:?}", recovery.quarantined);
+
+        let oracle = Arc::clone(&self.oracle);
+        let witness = move |at: LogPosition, digest: u64| {
+            let mut oracle = oracle.lock();
+            let known = *oracle.digests.entry(at.index).or_insert((at.term, digest));
+            assert_eq!(known, (at.term, digest), "replicas applied different entries at {}", at.index);
+        };
+        let adder = Adder::open(&data.join("state"), false, Some(Arc::new(witness)));
+        let router = Arc::new(Router::default());
+        let host = GroupHost::<SimRuntime> {
+            options,
+            executor: Arc::new(InlineExecutor),
+            transport: self.net.transport(id),
+            router: Arc::clone(&router),
+        };
+        // The disk works while the group opens: votes and purges are durable before their calls return.
+        let handle = log.group(GROUP, replica(id)).expect("log");
+        self.pump(id, log.clone());
+        let group =
+            host.open(GROUP, replica(id), Arc::clone(&adder) as _, handle).await.expect("the replica opens");
+        self.net.up(id, router);
+        self.nodes[number].live = Some(Live { log, group, adder });
+    }
+
+    /// Commits the log's queue after a random time, until the disk dies.
+    fn pump(&self, id: u64, log: Log) {
+        let dice = self.dice.clone();
+        let disk = self.nodes[id as usize - 1].disk.clone();
+        drop(SimRuntime::spawn(async move {
+            while !disk.is_off() {
+                log.pump();
+                if dice.chance(64) {
+                    log.housekeep();
+                }
+                let slow = dice.chance(100);
+                SimRuntime::sleep(dice.micros(50, if slow { 80_000 } else { 1_500 })).await;
+            }
+        }));
+    }
+
+    /// The power goes: nothing more is written or sent, and what was not synced is lost, in part.
+    async fn crash(&mut self, number: usize) {
+        let node = &mut self.nodes[number];
+        let Some(live) = node.live.take() else { return };
+        node.disk.cut_power();
+        self.net.down(node.id);
+        // Whatever waits for the disk hears that it is dead.
+        live.log.pump();
+        live.group.shutdown().await;
+        drop(live);
+        let loss = if self.dice.chance(3) { Loss::All } else { Loss::Random };
+        node.disk.power_cycle(loss);
+        self.oracle.lock().restarts += 1;
+    }
+
+    fn live(&self) -> impl Iterator<Item = (&Node, &Live)> {
+        self.nodes.iter().filter_map(|node| Some((node, node.live.as_ref()?)))
+    }
+
+    /// Leader-consistent reads: whoever says it may serve knows all that was acknowledged.
+    fn check_leases(&self) {
+        for (node, live) in self.live() {
+            if live.group.serving_lease().is_ok() {
+                let mut oracle = self.oracle.lock();
+                oracle.lease_reads += 1;
+                let applied = live.adder.state().position.map_or(0, |at| at.index);
+                assert!(
+                    applied >= oracle.acknowledged_index,
+                    "node {} serves at {applied}, but {} was acknowledged",
+                    node.id,
+                    oracle.acknowledged_index
+                );
+            }
+        }
+    }
+
+    fn propose(&self, number: u64) {
+        let leaders: Vec<_> = self.live().filter(|(_, live)| live.group.leadership().is_self).collect();
+        if leaders.is_empty() {
+            return;
+        }
+        let (_, live) = leaders[self.dice.below(leaders.len() as u64) as usize];
+        let mut command = vec![0u8; 8 + self.dice.below(400) as usize];
+        command[..8].copy_from_slice(&number.to_le_bytes());
+        let Ok(answer) = live.group.propose(Bytes::from(command)) else { return };
+        let (oracle, adder) = (Arc::clone(&self.oracle), Arc::clone(&live.adder));
+        drop(SimRuntime::spawn(async move {
+            if answer.await.is_ok() {
+                // It was applied here before it was answered.
+                let applied = adder.index_of(number).expect("an acknowledged command was applied");
+                let mut oracle = oracle.lock();
+                oracle.acknowledged.insert(number);
+                oracle.acknowledged_index = oracle.acknowledged_index.max(applied);
+            }
+        }));
+    }
+
+    async fn trouble(&mut self) {
+        let number = self.dice.below(NODES) as usize;
+        let id = self.nodes[number].id;
+        match self.dice.below(100) {
+            0..=7 => {
+                self.crash(number).await;
+            }
+            8..=12 => {
+                // All at once.
+                for number in 0..self.nodes.len() {
+                    self.crash(number).await;
+                }
+            }
+            13..=29 => {
+                let to = 1 + self.dice.below(NODES);
+                self.net.cut(id, to, true);
+            }
+            30..=49 => self.net.mend(),
+            50..=59 => {
+                if let Some(live) = &self.nodes[number].live {
+                    let to = replica(1 + self.dice.below(NODES));
+                    let group = live.group.clone();
+                    drop(SimRuntime::spawn(async move {
+                        let _ = group.transfer_leader(to, Duration::from_secs(1)).await;
+                    }));
+                }
+            }
+            _ => {
+                if let Some(live) = &self.nodes[number].live
+                    && live.adder.flush(live.group.log().durable_index())
+                {
+                    live.group.flushed();
+                }
+            }
+        }
+    }
+
+    async fn run(&mut self, steps: u64) {
+        for number in 0..self.nodes.len() {
+            self.start(number).await;
+        }
+        let members = (1..=NODES).map(|id| (replica(id), peer(id))).collect();
+        let first = self.nodes[0].live.as_ref().expect("started").group.clone();
+        first.initialize(members).await.expect("initialised once");
+        for step in 0..steps {
+            for _ in 0..self.dice.below(6) {
+                self.propose(step * 10 + self.dice.below(10) + 1);
+            }
+            SimRuntime::sleep(self.dice.micros(500, 30_000)).await;
+            self.check_leases();
+            if self.dice.chance(12) {
+                self.trouble().await;
+            }
+            for number in 0..self.nodes.len() {
+                if self.nodes[number].live.is_none() && self.dice.chance(40) {
+                    self.start(number).await;
+                }
+            }
+        }
+        self.settle().await;
+    }
+
+    /// Mends everything and waits until all agree.
+    async fn settle(&mut self) {
+        self.net.mend();
+        for number in 0..self.nodes.len() {
+            if self.nodes[number].live.is_none() {
+                self.start(number).await;
+            }
+        }
+        let deadline = SimInstant::now() + Duration::from_secs(60);
+        loop {
+            self.propose(u64::MAX);
+            SimRuntime::sleep(Duration::from_millis(500)).await;
+            let states: Vec<_> = self.live().map(|(_, live)| live.adder.state()).collect();
+            let agree = states.iter().all(|state| *state == states[0]);
+            let ended = self.oracle.lock().acknowledged.contains(&u64::MAX);
+            if agree && ended {
+                break;
+            }
+            assert!(SimInstant::now() < deadline, "no agreement: {:?}", self.report());
+        }
+        let acknowledged = self.oracle.lock().acknowledged.clone();
+        for (node, live) in self.live() {
+            for number in &acknowledged {
+                assert!(live.adder.index_of(*number).is_some(), "node {} lost {number}", node.id);
+            }
+        }
+        for number in 0..self.nodes.len() {
+            if let Some(live) = self.nodes[number].live.take() {
+                let purged = live.group.status().purged;
+                if purged.is_some() {
+                    self.oracle.lock().snapshots_installed += live.adder.installs();
+                }
+                live.group.shutdown().await;
+            }
+            self.nodes[number].disk.cut_power();
+        }
+    }
+
+    fn report(&self) -> Vec<evershard_raft::GroupStatus> {
+        self.live().map(|(_, live)| live.group.status()).collect()
+    }
+}
+
+struct Run {
+    trace: u32,
+    events: usize,
+    acknowledged: usize,
+    restarts: u64,
+    snapshots: u64,
+    lease_reads: u64,
+}
+
+fn run(seed: u64, steps: u64) -> Run {
+    let mut runtime = SimRuntime::with_seed(seed);
+    runtime.record_trace(true);
+    let oracle = runtime.block_on(async {
+        let mut world = World::new(seed);
+        world.run(steps).await;
+        Arc::clone(&world.oracle)
+    });
+    let trace = runtime.take_trace();
+    let mut hash = crc32fast::Hasher::new();
+    for event in &trace {
+        hash.update(event.as_bytes());
+    }
+    let oracle = oracle.lock();
+    Run {
+        trace: hash.finalize(),
+        events: trace.len(),
+        acknowledged: oracle.acknowledged.len(),
+        restarts: oracle.restarts,
+        snapshots: oracle.snapshots_installed,
+        lease_reads: oracle.lease_reads,
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let parse = |text: String| {
+        let (from, to) = text.split_once("..")?;
+        Some(from.parse().ok()?..to.parse().ok()?)
+    };
+    std::env::var("EVERSHARD_SIM_SEEDS").ok().and_then(parse).unwrap_or(1..5)
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_and_logs_agree() {
+    let mut total = (0, 0, 0, 0);
+    for seed in seeds() {
+        let run = run(seed, 400);
+        println!(
+            "seed {seed}: {} acknowledged, {} restarts, {} snapshots, {} lease reads, {} events, trace {:08x}",
+            run.acknowledged, run.restarts, run.snapshots, run.lease_reads, run.events, run.trace
+        );
+        total.0 += run.acknowledged;
+        total.1 += run.restarts;
+        total.2 += run.snapshots;
+        total.3 += run.lease_reads;
+    }
+    assert!(total.0 > 100, "something was acknowledged: {total:?}");
+    assert!(total.1 > 3, "the power was cut: {total:?}");
+    assert!(total.3 > 100, "leases were used: {total:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let (first, second) = (run(42, 120), run(42, 120));
+    assert_eq!((first.events, first.trace), (second.events, second.trace));
+    let other = run(43, 120);
+    assert_ne!(first.trace, other.trace, "the seed matters");
+}
