@@ -36,6 +36,9 @@ fn state(index: u64) -> FlushedState {
 
 type Row = (u32, u64, RowHeader, Vec<f32>);
 
+/// A field of an identity, and how to make it another.
+type Change = (&'static str, fn(&mut ReplicaIdentity));
+
 fn rows(store: &ReplicaStore) -> Vec<Row> {
     let mut rows = Vec::new();
     store.load_rows(|table, key, header, floats| rows.push((table, key, header, floats.to_vec()))).unwrap();
@@ -287,7 +290,7 @@ fn snapshots_of_others_or_of_the_past_or_damaged_are_refused_and_nothing_changes
     let ours = ReplicaStore::create(&path("ours"), &identity(2), &shared).unwrap();
     flush(&ours, 5, &[(1, 7, 7.0)]);
 
-    let change: [(&str, fn(&mut ReplicaIdentity)); 3] = [
+    let change: [Change; 3] = [
         ("cluster", |identity| identity.cluster = "c2".to_owned()),
         ("group", |identity| identity.group = 99),
         ("shard", |identity| identity.shard = 99),
@@ -331,7 +334,7 @@ fn only_the_identity_written_in_it_opens_a_store() {
     let (folder, shared) = (TempDir::new().unwrap(), shared());
     let directory = folder.path().join("s");
     drop(ReplicaStore::create(&directory, &identity(1), &shared).unwrap());
-    let change: [(&str, fn(&mut ReplicaIdentity)); 5] = [
+    let change: [Change; 5] = [
         ("cluster", |identity| identity.cluster.push('x')),
         ("node", |identity| identity.node += 1),
         ("group", |identity| identity.group += 1),

@@ -71,6 +71,10 @@ impl Arena {
                 assert!(number <= Slot::NUMBER_MAX, "a table holds at most 2^32 - 2 rows in one replica");
                 if (number >> self.chunk_shift) as usize == self.chunks.len() {
                     let pages = if self.chunks.is_empty() { Pages::Small } else { Pages::Huge };
+                    if let [first] = self.chunks.as_slice() {
+                        // The table is not small after all.
+                        first.advise(Pages::Huge);
+                    }
                     self.chunks.push(Chunk::zeroed(self.stride << self.chunk_shift, pages));
                 }
                 self.used = number + 1;
@@ -78,9 +82,7 @@ impl Arena {
             }
         };
         let slot = Slot::from_number(number);
-        let head = self.head_mut(slot);
-        head.key = key;
-        head.header = RowHeader::default();
+        *self.head_mut(slot) = RowHead { key, header: RowHeader::default() };
         slot
     }
 
@@ -140,6 +142,12 @@ impl Arena {
                 std::slice::from_raw_parts_mut(start.add(HEAD_BYTES).cast::<f32>(), self.shape.floats());
             (&mut *start.cast::<RowHead>(), floats)
         }
+    }
+
+    /// Asks for the cache line with a row's key.
+    #[inline]
+    pub(super) fn prefetch_head(&self, slot: Slot) {
+        prefetch(self.pointer(slot));
     }
 
     /// Asks for all cache lines of a row, at most the first 2 KiB (the hardware streams the rest).

@@ -71,7 +71,7 @@ impl Chunk {
         let aligned = unsafe { start.add(skip) };
         let tail = slack - skip;
         // SAFETY: both ranges lie in the mapping made above, outside what the chunk keeps; page-aligned because the mapping,
-        // `skip` (distance of two page-aligned addresses) and `bytes` are. madvise only advises.
+        // `skip` (distance of two page-aligned addresses) and `bytes` are.
         unsafe {
             if skip > 0 {
                 libc::munmap(start.as_ptr().cast(), skip);
@@ -79,10 +79,22 @@ impl Chunk {
             if tail > 0 {
                 libc::munmap(aligned.add(bytes).as_ptr().cast(), tail);
             }
-            let advice = if pages == Pages::Huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-            libc::madvise(aligned.as_ptr().cast(), bytes, advice);
         }
-        Self { start: aligned, bytes }
+        let chunk = Self { start: aligned, bytes };
+        chunk.advise(pages);
+        chunk
+    }
+
+    /// Tells the kernel which pages the chunk wants from here on. It may not listen.
+    pub(super) fn advise(&self, pages: Pages) {
+        // SAFETY: the chunk owns this range, which is page-aligned; the advice changes how it is backed, never what it holds.
+        #[cfg(not(miri))]
+        unsafe {
+            let advice = if pages == Pages::Huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            libc::madvise(self.start.as_ptr().cast(), self.bytes, advice);
+        }
+        #[cfg(miri)]
+        let _ = pages;
     }
 
     #[cfg(miri)]

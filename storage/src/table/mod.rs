@@ -23,13 +23,18 @@
 //! Not here: what rows mean, RocksDB (`rocks`), locks.
 
 mod arena;
+mod bucket;
 mod chunk;
 mod dirty;
 mod flush;
+mod hash;
 mod index;
 mod lookup;
 mod row;
+mod segment;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 pub use flush::{DirtyRow, FlushCursor};
 pub use row::{RowHeader, RowMut, RowRef, RowShape};
@@ -153,11 +158,11 @@ impl Table {
 
     /// Drops a tombstone for good; answers whether it did. Live rows, rows not flushed yet and absent keys stay as they are.
     pub fn remove_entry(&mut self, key: u64) -> bool {
-        let Some(slot) = self.slot_of(key) else { return false };
+        let Some(slot) = self.find_slot(key) else { return false };
         if !self.arena.head(slot).header.is_tombstone() || !self.dirty.is_clean(slot.number()) {
             return false;
         }
-        self.index.remove(key);
+        self.index.remove(key, slot);
         self.arena.release(slot);
         self.entries -= 1;
         self.tombstones -= 1;
@@ -189,16 +194,12 @@ impl Table {
         *self = Self::new(self.arena.shape());
     }
 
-    fn slot_of(&self, key: u64) -> Option<Slot> {
-        self.index.find(key)
-    }
-
     fn entry(&mut self, key: u64) -> (Slot, bool) {
-        if let Some(slot) = self.slot_of(key) {
+        if let Some(slot) = self.find_slot(key) {
             return (slot, false);
         }
         let slot = self.arena.allocate(key);
-        self.index.insert(key, slot);
+        self.index.insert(key, slot, &self.arena);
         self.entries += 1;
         (slot, true)
     }
