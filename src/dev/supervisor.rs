@@ -21,6 +21,8 @@ use super::{DevArgs, DevError, boot};
 
 /// How long a node has to end by itself.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long the news of a death may take.
+const NEWS_MAX: Duration = Duration::from_millis(500);
 const LOG_TAIL_BYTES: u64 = 4096;
 
 /// Runs the cluster until SIGINT or SIGTERM.
@@ -129,6 +131,7 @@ impl Supervisor {
     async fn obey(&mut self, order: Order) -> Result<String, String> {
         match order {
             Order::Start(node) => {
+                self.let_die(node).await;
                 if let Some(process) = self.running.get(&node) {
                     return Err(format!("node {node} runs already (pid {})", process.pid));
                 }
@@ -140,6 +143,16 @@ impl Supervisor {
                 let process = self.running.get(&node).ok_or_else(|| format!("node {node} does not run"))?;
                 process.signal(signal.number()).await;
                 Ok(format!("node {node} told to end (pid {})", process.pid))
+            }
+        }
+    }
+
+    /// Whoever starts a node right after `kill -9` is faster than the news of its death.
+    async fn let_die(&mut self, node: u64) {
+        while self.running.contains_key(&node) {
+            match timeout(NEWS_MAX, self.ended.recv()).await {
+                Ok(Some(ended)) => self.forget(ended.node),
+                _ => return,
             }
         }
     }
