@@ -41,7 +41,15 @@ pub trait Disk: Debug + Send + Sync {
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in a directory durable.
     fn sync_dir(&self, directory: &Path) -> io::Result<()>;
+    /// Locks a file (creating it) against other processes, until the lock is dropped; `WouldBlock` if it is taken.
+    fn lock(&self, path: &Path) -> io::Result<DirectoryLock>;
 }
+
+/// A lock that is held until it is dropped, or the process ends.
+#[derive(Debug)]
+pub struct DirectoryLock(
+    #[allow(dead_code, reason = "held, not looked at")] pub(crate) Option<std::fs::File>,
+);
 
 /// An open file. All methods take `&self`: handles are shared between the writer and the readers.
 pub trait DiskFile: Debug + Send + Sync {

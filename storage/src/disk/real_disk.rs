@@ -2,7 +2,7 @@
 //!
 //! Not here: any buffering; each call is a system call.
 
-use super::{Disk, DiskFile};
+use super::{DirectoryLock, Disk, DiskFile};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
@@ -65,6 +65,12 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<DirectoryLock> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        file.try_lock()?;
+        Ok(DirectoryLock(Some(file)))
     }
 }
 

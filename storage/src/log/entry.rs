@@ -67,3 +67,28 @@ pub struct GroupLogState {
     /// All entries up to this one are durable, and so are the truncations before them.
     pub durable_index: Option<u64>,
 }
+
+/// Why a group is quarantined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuarantineCause {
+    /// Records that were acknowledged are lost or unreadable. The replica is rebuilt under a new id.
+    Damage,
+    /// `Durability::Memory`, and the operating system restarted uncleanly: the tail may be lost. The data stays, so
+    /// that an operator who has nothing better can release it.
+    OsRestart,
+}
+
+impl QuarantineCause {
+    /// The number on disk.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            QuarantineCause::Damage => 1,
+            QuarantineCause::OsRestart => 2,
+        }
+    }
+
+    /// Unknown numbers are the worse case.
+    pub(super) fn from_number(number: u8) -> Self {
+        if number == 2 { QuarantineCause::OsRestart } else { QuarantineCause::Damage }
+    }
+}

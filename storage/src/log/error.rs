@@ -37,6 +37,12 @@ pub enum LogError {
         /// What was found.
         reason: String,
     },
+    /// The replica is forgotten; its id is not used again.
+    #[error("the log of {key} is forgotten")]
+    Destroyed {
+        /// The replica.
+        key: GroupKey,
+    },
     /// An option makes no sense.
     #[error("log option {field}: {reason}")]
     InvalidOption {

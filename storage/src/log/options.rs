@@ -2,6 +2,7 @@
 //!
 //! Not here: reading these from a configuration file (the server's), the groups.
 
+use super::LogError;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -71,6 +72,24 @@ impl LogOptions {
             boot_id: system_boot_id(),
             on_fatal: Arc::new(exit_on_failure),
         }
+    }
+
+    /// Refuses what cannot work.
+    pub fn validate(&self) -> Result<(), LogError> {
+        let refuse = |field, reason| Err(LogError::InvalidOption { field, reason });
+        if self.segment_bytes < 1024 {
+            return refuse("segment_bytes", "a segment has at least 1024 bytes");
+        }
+        if self.batch_bytes_max == 0 {
+            return refuse("batch_bytes_max", "a batch has at least one byte");
+        }
+        if self.queue_bytes_max == 0 {
+            return refuse("queue_bytes_max", "the queue holds at least one byte");
+        }
+        if self.boot_id.len() > 64 {
+            return refuse("boot_id", "a boot id has at most 64 bytes");
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@
 //! Not here: time. A simulated disk is never slow.
 
 use super::sim_inode::SimInode;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{DirectoryLock, Disk, DiskFile};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -295,6 +295,11 @@ impl Disk for SimDisk {
             state.change_name(NameChange::Remove(path.to_owned()));
             Ok(())
         })
+    }
+
+    fn lock(&self, _path: &Path) -> io::Result<DirectoryLock> {
+        // One process: a simulation opens what it means to open.
+        Ok(DirectoryLock(None))
     }
 
     fn sync_dir(&self, directory: &Path) -> io::Result<()> {

@@ -1,0 +1,204 @@
+//! The work in the background: syncing with `Durability::Memory`, preparing the next segment, trimming the last one,
+//! letting old segments go.
+//!
+//! One thread in production; with another driver whoever drives runs what is due.
+//!
+//! Not here: which segments may go (`retire`).
+
+use super::retire;
+use super::segment::Segment;
+use super::shared::Shared;
+use super::stall::Who;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+#[derive(Debug, Default)]
+struct Due {
+    sync_since: Option<Instant>,
+    segment: Option<u64>,
+    preparing: Option<u64>,
+    prepared: Option<Segment>,
+    trims: Vec<(Arc<Segment>, u64)>,
+    retire: bool,
+    stop: bool,
+}
+
+impl Due {
+    fn has_work(&self) -> bool {
+        self.segment.is_some() || !self.trims.is_empty() || self.retire
+    }
+}
+
+/// What is due in the background.
+#[derive(Debug, Default)]
+pub(super) struct Chores {
+    due: Mutex<Due>,
+    arrived: Condvar,
+    prepared: Condvar,
+    /// Held by whoever runs them.
+    running: Mutex<()>,
+    /// Relocations queued and not yet published.
+    pub(super) relocations: AtomicU64,
+}
+
+impl Chores {
+    pub(super) fn request_sync(&self) {
+        let mut due = self.due.lock();
+        if due.sync_since.is_none() {
+            due.sync_since = Some(Instant::now());
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Asks for the segment of this number to be prepared, if it is not.
+    pub(super) fn request_segment(&self, number: u64) {
+        let mut due = self.due.lock();
+        let is_asked = due.segment == Some(number) || due.preparing == Some(number);
+        if !is_asked && due.prepared.as_ref().is_none_or(|prepared| prepared.number != number) {
+            due.segment = Some(number);
+            self.arrived.notify_one();
+        }
+    }
+
+    /// The prepared segment; waits for one being prepared, and cancels one that is only asked for.
+    pub(super) fn take_segment(&self, number: u64) -> Option<Segment> {
+        let mut due = self.due.lock();
+        loop {
+            if let Some(prepared) = due.prepared.take_if(|prepared| prepared.number == number) {
+                return Some(prepared);
+            }
+            if due.segment.take_if(|asked| *asked == number).is_some() || due.preparing != Some(number) {
+                return None;
+            }
+            self.prepared.wait(&mut due);
+        }
+    }
+
+    pub(super) fn request_trim(&self, segment: Arc<Segment>, bytes: u64) {
+        self.due.lock().trims.push((segment, bytes));
+        self.arrived.notify_one();
+    }
+
+    pub(super) fn request_retire(&self) {
+        self.due.lock().retire = true;
+        self.arrived.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.due.lock().stop = true;
+        self.arrived.notify_all();
+    }
+
+    /// The thread: does what is due until stopped.
+    pub(super) fn run(&self, shared: &Shared) {
+        loop {
+            {
+                let mut due = self.due.lock();
+                loop {
+                    if due.stop {
+                        return;
+                    }
+                    let sync_at = due.sync_since.map(|since| since + shared.options.sync_interval);
+                    if due.has_work() || sync_at.is_some_and(|at| at <= Instant::now()) {
+                        break;
+                    }
+                    match sync_at {
+                        Some(at) => {
+                            let _timed_out = self.arrived.wait_until(&mut due, at);
+                        }
+                        None => self.arrived.wait(&mut due),
+                    }
+                }
+            }
+            self.run_once(shared);
+        }
+    }
+
+    /// Does everything that is due, unless somebody is at it.
+    pub(super) fn run_all(&self, shared: &Shared) {
+        let Some(_running) = self.running.try_lock() else { return };
+        loop {
+            let is_due = {
+                let due = self.due.lock();
+                due.has_work() || due.sync_since.is_some()
+            };
+            if !is_due || shared.has_failed() {
+                return;
+            }
+            self.run_once(shared);
+        }
+    }
+
+    fn run_once(&self, shared: &Shared) {
+        if shared.has_failed() {
+            *self.due.lock() = Due { stop: true, ..Due::default() };
+            self.prepared.notify_all();
+            return;
+        }
+        shared.stall.watch(Who::Chores, || {
+            self.sync(shared);
+            self.prepare(shared);
+            self.trim(shared);
+        });
+        let retire = std::mem::take(&mut self.due.lock().retire);
+        if retire {
+            retire::run(shared);
+        }
+    }
+
+    /// Makes what was written durable (`Durability::Memory`).
+    fn sync(&self, shared: &Shared) {
+        if self.due.lock().sync_since.take().is_none() {
+            return;
+        }
+        sync_written(shared);
+    }
+
+    fn prepare(&self, shared: &Shared) {
+        let number = {
+            let mut due = self.due.lock();
+            let Some(number) = due.segment.take() else { return };
+            due.preparing = Some(number);
+            number
+        };
+        let options = &shared.options;
+        let result = Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes);
+        let mut due = self.due.lock();
+        due.preparing = None;
+        match result {
+            Ok(segment) => due.prepared = Some(segment),
+            Err(error) => {
+                drop(due);
+                shared.fail_with(&error);
+            }
+        }
+        self.prepared.notify_all();
+    }
+
+    /// Gives back the reserved space behind the last record. Not synced: recovery knows the end anyway.
+    fn trim(&self, shared: &Shared) {
+        let trims = std::mem::take(&mut self.due.lock().trims);
+        for (segment, bytes) in trims {
+            if let Err(error) = segment.file.set_length(bytes) {
+                shared.fail(&segment.path, &error);
+            }
+        }
+    }
+}
+
+/// Syncs all that is written by now.
+pub(super) fn sync_written(shared: &Shared) {
+    let progress = shared.progress.lock().clone();
+    if progress.synced >= progress.written || shared.has_failed() {
+        return;
+    }
+    match progress.active.file.sync_data() {
+        Ok(()) => {
+            shared.counters.syncs.fetch_add(1, Ordering::Relaxed);
+            shared.note_synced(progress.written);
+        }
+        Err(error) => shared.fail(&progress.active.path, &error),
+    }
+}

@@ -1,0 +1,162 @@
+//! A segment file: its name, its header, and a position in the log.
+//!
+//! ```text
+//! offset  0  magic    8 bytes  "EVSHLOG\0"
+//!         8  version  u32
+//!        12  crc      u32      over magic, version and number
+//!        16  number   u64      unique in this log, never reused
+//!        24  zeros    8 bytes
+//!        32  records
+//! ```
+//!
+//! Invariants:
+//! - Segment numbers of a log are consecutive. The first record of a segment is a mark that says where the one
+//!   before it ends.
+//! - The header and the name are durable before the first record is written.
+//!
+//! Not here: records.
+
+use super::LogError;
+use crate::disk::{Disk, DiskFile};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes of a segment before its first record.
+pub(super) const SEGMENT_HEADER_BYTES: u64 = 32;
+const HEADER_LEN: usize = SEGMENT_HEADER_BYTES as usize;
+const MAGIC: &[u8; 8] = b"EVSHLOG\0";
+const VERSION: u32 = 1;
+const SUFFIX: &str = ".log";
+
+/// A position in the log, or how far it is synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) struct Position {
+    pub(super) segment: u64,
+    pub(super) offset: u64,
+}
+
+/// An open segment.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) number: u64,
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<dyn DiskFile>,
+}
+
+/// What a segment's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeaderCheck {
+    Good,
+    /// Never finished, or damaged.
+    Bad,
+    /// Intact, but of another format version.
+    OtherVersion(u32),
+}
+
+impl Segment {
+    /// Creates the file, reserves its space, and makes header and name durable.
+    pub(super) fn create(
+        disk: &dyn Disk,
+        directory: &Path,
+        number: u64,
+        bytes: u64,
+    ) -> Result<Self, LogError> {
+        let path = directory.join(file_name(number));
+        let file = disk.create(&path).map_err(LogError::io("create", &path))?;
+        // Without the space the log still works; the write that needs it will say so.
+        if let Err(error) = file.allocate(bytes.max(SEGMENT_HEADER_BYTES)) {
+            tracing::warn!(path = %path.display(), %error, "cannot reserve the space of a log segment");
+        }
+        file.write_all_at(&encode_header(number), 0).map_err(LogError::io("write", &path))?;
+        file.sync_all().map_err(LogError::io("sync", &path))?;
+        disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &path))?;
+        Ok(Segment { number, path, file })
+    }
+
+    pub(super) fn open(disk: &dyn Disk, directory: &Path, number: u64) -> Result<Self, LogError> {
+        let path = directory.join(file_name(number));
+        let file = disk.open(&path).map_err(LogError::io("open", &path))?;
+        Ok(Segment { number, path, file })
+    }
+}
+
+/// `00000000000000000017.log`.
+pub(super) fn file_name(number: u64) -> String {
+    format!("{number:020}{SUFFIX}")
+}
+
+/// The number in a segment's name; `None` for other files.
+pub(super) fn parse_file_name(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(SUFFIX)?;
+    let number = digits.parse().ok()?;
+    (file_name(number) == name).then_some(number)
+}
+
+fn encode_header(number: u64) -> [u8; HEADER_LEN] {
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[16..24].copy_from_slice(&number.to_le_bytes());
+    let crc = header_crc(&bytes);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+/// Looks at the first bytes of a segment file of this number.
+pub(super) fn check_header(bytes: &[u8], number: u64) -> HeaderCheck {
+    let Some(header) = bytes.first_chunk::<HEADER_LEN>() else { return HeaderCheck::Bad };
+    if *header == encode_header(number) {
+        return HeaderCheck::Good;
+    }
+    let version = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+    let is_intact = header.starts_with(MAGIC) && header[12..16] == header_crc(header).to_le_bytes();
+    if is_intact && version != VERSION { HeaderCheck::OtherVersion(version) } else { HeaderCheck::Bad }
+}
+
+/// The version this program writes.
+pub(super) fn known_version() -> u32 {
+    VERSION
+}
+
+fn header_crc(bytes: &[u8; HEADER_LEN]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..12]);
+    hasher.update(&bytes[16..]);
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_sort_and_parse() {
+        assert_eq!(file_name(17), "00000000000000000017.log");
+        for number in [0, 1, 17, u64::MAX] {
+            assert_eq!(parse_file_name(&file_name(number)), Some(number));
+        }
+        assert!(file_name(9) < file_name(10));
+        for other in ["floor", "17.log", "00000000000000000017.log.tmp", "+0000000000000000017.log"] {
+            assert_eq!(parse_file_name(other), None);
+        }
+    }
+
+    #[test]
+    fn headers_tell_damage_from_versions() {
+        let header = encode_header(5);
+        assert_eq!(check_header(&header, 5), HeaderCheck::Good);
+        assert_eq!(check_header(&header, 6), HeaderCheck::Bad);
+        assert_eq!(check_header(&header[..31], 5), HeaderCheck::Bad);
+        assert_eq!(check_header(&[0; HEADER_LEN], 5), HeaderCheck::Bad);
+        for bit in 0..header.len() * 8 {
+            let mut flipped = header;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(check_header(&flipped, 5), HeaderCheck::Bad, "bit {bit}");
+        }
+        let mut newer = header;
+        newer[8] = 2;
+        let crc = header_crc(&newer);
+        newer[12..16].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(check_header(&newer, 5), HeaderCheck::OtherVersion(2));
+    }
+}

@@ -1,0 +1,213 @@
+//! The writer: takes what is queued, writes it with one gather write, syncs once for all groups, tells everybody.
+//!
+//! Whoever drives it (a thread, a simulation, the caller) holds its lock; the code is the same.
+//!
+//! Invariants:
+//! - A batch is written after everything before it, in one segment; a new segment is begun only when all before it is
+//!   synced, so only the last one can have a torn tail.
+//! - With `Durability::Fsync` nobody is told before the sync has returned. After a failed write or sync nobody is told
+//!   anything but the failure, and nothing is tried again.
+//!
+//! Not here: the records (`batch`), background work (`chores`).
+
+use super::batch::{self, Batch, Placed};
+use super::queue::{Action, Operation};
+use super::segment::{Position, SEGMENT_HEADER_BYTES, Segment};
+use super::shared::Shared;
+use super::stall::Who;
+use super::{Durability, LogError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The writer's own state: where the next batch goes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    active: Arc<Segment>,
+    offset: u64,
+}
+
+impl Writer {
+    pub(super) fn new(active: Arc<Segment>, offset: u64) -> Self {
+        Writer { active, offset }
+    }
+
+    /// Commits the operations in order, or fails the log.
+    pub(super) fn commit(&mut self, shared: &Shared, operations: Vec<Operation>) {
+        let bytes = operations.iter().map(Operation::bytes).sum();
+        let result = if shared.has_failed() {
+            None
+        } else {
+            let written = shared.stall.watch(Who::Writer, || self.write(shared, &operations, bytes));
+            written.map_err(|error| shared.fail_with(&error)).ok()
+        };
+        match result {
+            Some(placed) => self.publish(shared, operations, &placed),
+            None => refuse(shared, operations),
+        }
+        shared.queue.finish(bytes);
+    }
+
+    /// Writes and syncs.
+    fn write(
+        &mut self,
+        shared: &Shared,
+        operations: &[Operation],
+        bytes: u64,
+    ) -> Result<Vec<Placed>, LogError> {
+        let is_begun = self.offset > SEGMENT_HEADER_BYTES;
+        if is_begun && self.offset + bytes > shared.options.segment_bytes {
+            self.roll(shared)?;
+        }
+        let start = Position { segment: self.active.number, offset: self.offset };
+        let mut batch = Batch::new(start, shared.progress.lock().synced);
+        let placed: Vec<Placed> = operations.iter().map(|operation| batch.add(operation)).collect();
+        if batch.is_blank() {
+            // Relocations of which nothing was left.
+            return Ok(placed);
+        }
+        before_write(operations);
+        let path = &self.active.path;
+        self.active
+            .file
+            .write_all_vectored_at(&batch.slices(), start.offset)
+            .map_err(LogError::io("write", path))?;
+        self.offset += batch.bytes();
+        let end = Position { segment: start.segment, offset: self.offset };
+        shared.progress.lock().written = end;
+        shared.segments.set_bytes(end.segment, end.offset);
+        shared.counters.batches.fetch_add(1, Ordering::Relaxed);
+        shared.counters.written_bytes.fetch_add(batch.bytes(), Ordering::Relaxed);
+        before_sync(operations);
+        match shared.options.durability {
+            Durability::Fsync => self.sync(shared, end)?,
+            Durability::Memory => shared.chores.request_sync(),
+        }
+        after_sync(operations);
+        if self.offset > shared.options.segment_bytes / 2 {
+            shared.chores.request_segment(self.active.number + 1);
+        }
+        Ok(placed)
+    }
+
+    fn sync(&self, shared: &Shared, end: Position) -> Result<(), LogError> {
+        self.active.file.sync_data().map_err(LogError::io("sync", &self.active.path))?;
+        shared.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        shared.note_synced(end);
+        Ok(())
+    }
+
+    /// Goes on in a new segment, normally prepared in the background.
+    fn roll(&mut self, shared: &Shared) -> Result<(), LogError> {
+        let end = Position { segment: self.active.number, offset: self.offset };
+        if shared.progress.lock().synced < end {
+            self.sync(shared, end)?;
+        }
+        fail::fail_point!("roll::before_switch");
+        let number = self.active.number + 1;
+        let next = match shared.chores.take_segment(number) {
+            Some(next) => next,
+            None => {
+                let options = &shared.options;
+                Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes)?
+            }
+        };
+        shared.chores.request_trim(self.active.clone(), self.offset);
+        self.active = Arc::new(next);
+        self.offset = SEGMENT_HEADER_BYTES;
+        shared.segments.insert(self.active.clone(), self.offset);
+        let mut progress = shared.progress.lock();
+        progress.active = self.active.clone();
+        progress.written = Position { segment: number, offset: self.offset };
+        drop(progress);
+        shared.chores.request_retire();
+        Ok(())
+    }
+
+    /// Tells the groups and the callers, in order.
+    fn publish(&self, shared: &Shared, operations: Vec<Operation>, placed: &[Placed]) {
+        let mut frees_segments = false;
+        for (operation, placed) in operations.into_iter().zip(placed) {
+            batch::publish(&operation, placed, self.active.number);
+            match &operation.action {
+                Action::Destroy => {
+                    shared.groups.write().remove(&operation.group.key);
+                    frees_segments = true;
+                }
+                Action::Purge { .. } | Action::Truncate { .. } => frees_segments = true,
+                Action::Relocate { entries, .. } => {
+                    let bytes = entries.iter().map(|(_, entry)| entry.payload.len() as u64).sum();
+                    shared.counters.relocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+                    shared.chores.relocations.fetch_sub(1, Ordering::AcqRel);
+                    frees_segments = true;
+                }
+                _ => {}
+            }
+            if let Some(done) = operation.done {
+                done(Ok(()));
+            }
+        }
+        if frees_segments {
+            shared.chores.request_retire();
+        }
+        evict(shared);
+    }
+}
+
+/// The log has failed: nothing is acknowledged.
+fn refuse(shared: &Shared, operations: Vec<Operation>) {
+    for done in operations.into_iter().filter_map(|operation| operation.done) {
+        done(Err(shared.stopped_error()));
+    }
+}
+
+/// Brings the cached entries below their limit, each group by the same part.
+fn evict(shared: &Shared) {
+    let limit = shared.options.cache_bytes;
+    if shared.cached_bytes.load(Ordering::Relaxed) <= limit {
+        return;
+    }
+    let groups: Vec<_> = shared.groups.read().values().cloned().collect();
+    // Three quarters of each at a time; what is not durable stays, so a round may bring nothing.
+    for _round in 0..4 {
+        for group in &groups {
+            let mut index = group.lock();
+            let before = index.cached_bytes();
+            index.evict_to(before / 4 * 3);
+            shared.note_cached(before, index.cached_bytes());
+        }
+        if shared.cached_bytes.load(Ordering::Relaxed) <= limit {
+            return;
+        }
+    }
+}
+
+fn has(operations: &[Operation], is_it: impl Fn(&Action) -> bool) -> bool {
+    operations.iter().any(|operation| is_it(&operation.action))
+}
+
+fn before_write(operations: &[Operation]) {
+    if has(operations, |action| matches!(action, Action::Append { .. })) {
+        fail::fail_point!("append::before_write");
+    }
+}
+
+fn before_sync(operations: &[Operation]) {
+    if has(operations, |action| matches!(action, Action::Append { .. })) {
+        fail::fail_point!("append::before_sync");
+    }
+    if has(operations, |action| matches!(action, Action::Vote(_))) {
+        fail::fail_point!("save_vote::before_sync");
+    }
+    if has(operations, |action| matches!(action, Action::Truncate { .. })) {
+        fail::fail_point!("truncate::before_sync");
+    }
+    if has(operations, |action| matches!(action, Action::Purge { .. })) {
+        fail::fail_point!("purge::before_sync");
+    }
+}
+
+fn after_sync(operations: &[Operation]) {
+    if has(operations, |action| matches!(action, Action::Append { .. })) {
+        fail::fail_point!("append::after_sync");
+    }
+}
