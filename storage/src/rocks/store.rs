@@ -189,9 +189,11 @@ impl ReplicaStore {
         Ok(RunWriter::new(self, self.current.read().record.generation, number))
     }
 
-    /// Makes a run count: design 5, step 3. `complete_at` is the highest version in the run or above (the store never lowers
-    /// it); `replay` is what the small state was noted with, before the first row was copied. The caller has waited for its
-    /// log to be durable up to both.
+    /// Makes a run count: design 5, step 3. `replay` is what was noted before the first row was copied. `complete_at` is the
+    /// index up to which the run may reflect the log; the store raises it to the highest version in the run and never lowers
+    /// it, but it cannot see a table that was cleared or dropped before its rows were copied: the entry that did so must be
+    /// at or below it. The index applied when the last row was copied is always right. The caller has waited for its log to be
+    /// durable up to there.
     ///
     /// # Errors
     /// [`StoreError::Superseded`] when a snapshot was installed since the run began, [`StoreError::Refused`] when

@@ -190,6 +190,7 @@ impl Table {
     }
 
     /// Forgets every row and gives the memory back. A running flush then owes nothing, and slots handed out before are void.
+    /// That flush's run lacks rows which the log has until it clears them: its `complete_at` must reach the entry that did.
     pub fn clear(&mut self) {
         *self = Self::new(self.arena.shape());
     }
