@@ -148,26 +148,25 @@ impl<RT: Runtime> RaftLogReader<TypeConfig<RT>> for LogStore<RT> {
     }
 
     async fn get_key_log_ids(&mut self, range: RangeInclusive<LogId>) -> Result<Vec<LogId>, io::Error> {
-        // Leaders only grow along a log, so the first entry of each is found by bisection, without reading payloads.
+        // The last entry of each leader (the trait's text says the first; openraft and its suite mean the last). Leaders
+        // only grow along a log, so it is found by bisection, without reading payloads.
         let last = *range.end();
-        let mut key_ids = vec![*range.start()];
+        let mut key_ids = Vec::new();
         let mut current = *range.start();
         while current.committed_leader_id() != last.committed_leader_id() {
-            let (mut low, mut high) = (current.index(), last.index());
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
-                if self.id_at(middle)?.committed_leader_id() == current.committed_leader_id() {
+            let (mut low, mut high) = (current, last);
+            while high.index() - low.index() > 1 {
+                let middle = self.id_at(low.index() + (high.index() - low.index()) / 2)?;
+                if middle.committed_leader_id() == current.committed_leader_id() {
                     low = middle;
                 } else {
                     high = middle;
                 }
             }
-            current = self.id_at(high)?;
-            key_ids.push(current);
+            key_ids.push(low);
+            current = high;
         }
-        if key_ids.last() != Some(&last) {
-            key_ids.push(last);
-        }
+        key_ids.push(last);
         Ok(key_ids)
     }
 }
