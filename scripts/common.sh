@@ -6,7 +6,7 @@ EVERSHARD_CACHE="${EVERSHARD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/evershard}"
 export EVERSHARD_CACHE
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$EVERSHARD_CACHE/target}"
 # The wheel is for the system's Python, which has python3-torch; a Python earlier on PATH may not.
-SYSTEM_PYTHON="${EVERSHARD_PYTHON:-/usr/bin/python3}"
+SYSTEM_PYTHON="${PYTHON:-/usr/bin/python3}"
 VENV=".venv"
 
 say() { printf '\033[1mevershard:\033[0m %s\n' "$*" >&2; }

@@ -35,7 +35,7 @@ else
     absent=()
     command -v g++ > /dev/null || absent+=("a C++20 compiler (g++)")
     command -v flock > /dev/null || absent+=("flock (util-linux)")
-    "$SYSTEM_PYTHON" -c 'import venv, ensurepip' 2> /dev/null || absent+=("Python 3.9 or newer with venv and pip at $SYSTEM_PYTHON (or set EVERSHARD_PYTHON)")
+    "$SYSTEM_PYTHON" -c 'import venv, ensurepip' 2> /dev/null || absent+=("Python 3.9 or newer with venv and pip at $SYSTEM_PYTHON (or set PYTHON)")
     for module in $(printf '%s\n' "${packages[@]}" | sed -n 's/^python3-\(numpy\|torch\|matplotlib\)$/\1/p' | sort -u); do
         "$SYSTEM_PYTHON" -c "import $module" 2> /dev/null || absent+=("the Python package $module")
     done

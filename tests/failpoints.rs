@@ -1,0 +1,201 @@
+//! A node kills itself in the middle of a write, wherever that hurts most, and comes back: nothing acknowledged is lost,
+//! nothing is doubled, replicas are equal.
+
+#![cfg(feature = "failpoints")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::ledger::Ledger;
+use support::node::was_killed;
+use support::pusher::{Load, Pusher, wait_progress};
+use support::trainer::Trainer;
+use support::{Cluster, Options, PATIENCE};
+use tokio::time::{Instant, sleep};
+
+const DIM: usize = 64;
+const VICTIM: u64 = 3;
+
+fn options() -> Options {
+    Options { shards: 2, ..Options::default() }
+        .arg("--log-retain-bytes", 128 * 1024)
+        .arg("--log-segment-bytes", 256 * 1024)
+        .arg("--flush-interval-ms", 200)
+}
+
+fn load() -> Load {
+    Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) }
+}
+
+/// What must happen for the victim to come to the point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It follows while others push.
+    Follow,
+    /// It leads while others push.
+    Lead,
+    /// It votes.
+    Vote,
+    /// It slept through more than the retained log, and is sent a snapshot.
+    CatchUp,
+    /// It leads, and sends a snapshot to one that slept.
+    SendSnapshot,
+}
+
+/// Kills the victim at the `pass`-th pass of `point`, starts it again, and looks at what is left.
+async fn crash_at(point: &str, pass: u64, way: Way) {
+    let mut cluster = Cluster::start(options()).await;
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let table = trainer.integers("audit", DIM).await;
+    let pushers: Vec<Pusher> = (0..2).map(|seed| Pusher::start(cluster.endpoints(), load(), seed)).collect();
+    wait_progress(&pushers, 10).await;
+    let failpoints = format!("{point}=kill@{pass}");
+
+    if way == Way::CatchUp {
+        cluster.kill(VICTIM);
+        // 17 KiB a push over two shards, against 128 KiB retained.
+        wait_progress(&pushers, 120).await;
+        cluster.node_mut(VICTIM).start(Some(&failpoints));
+    } else {
+        cluster.kill(VICTIM);
+        cluster.node_mut(VICTIM).start(Some(&failpoints));
+        provoke(&mut cluster, &pushers, way).await;
+    }
+    wait_for_crash(&mut cluster, point, way).await;
+    if way == Way::SendSnapshot {
+        cluster.restart(1);
+    }
+    cluster.restart(VICTIM);
+    cluster.wait_ready().await;
+    cluster.wait_caught_up().await;
+    wait_progress(&pushers, 5).await;
+
+    let mut ledger = Ledger::default();
+    for pusher in pushers {
+        ledger.merge(&pusher.finish().await);
+    }
+    ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
+    cluster.assert_replicas_equal().await;
+    // It can lead with what it has now.
+    cluster.transfer(0, VICTIM).await;
+    ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
+}
+
+/// Brings the victim into the role in which it comes to the point. It may crash at any moment.
+async fn provoke(cluster: &mut Cluster, pushers: &[Pusher], way: Way) {
+    if way == Way::SendSnapshot {
+        lead_everything(cluster).await;
+        if !cluster.node(VICTIM).is_running() {
+            return;
+        }
+        cluster.kill(1);
+        wait_progress(pushers, 120).await;
+        // A snapshot is sent by a leader: the victim still is one, or nobody comes to the point.
+        lead_everything(cluster).await;
+        cluster.node_mut(1).start(None);
+    }
+}
+
+/// Asks the victim to lead all shards, as far as it lives.
+async fn lead_everything(cluster: &mut Cluster) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if cluster.node_mut(VICTIM).poll_end().is_some() {
+            panic!("the victim ended before it led; its log:\n{}", cluster.node(VICTIM).log_tail());
+        }
+        let mut missing = 0;
+        for shard in cluster.shards() {
+            if cluster.leader_now(shard).await != Some(VICTIM) {
+                missing += 1;
+                ask_to_lead(cluster, shard, VICTIM).await;
+            }
+        }
+        if missing == 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "node {VICTIM} does not become the leader");
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn ask_to_lead(cluster: &Cluster, shard: u32, to_node: u64) {
+    let request = evershard_proto::v1::TransferLeaderRequest { shard, to_node };
+    // A refusal is as good as a crash: it is asked again.
+    let _ = cluster.admin(1).transfer_leader(request).await;
+}
+
+/// Waits for the victim to kill itself, moving leaderships about when the point needs that.
+async fn wait_for_crash(cluster: &mut Cluster, point: &str, way: Way) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut turn = 0u64;
+    while Instant::now() < deadline {
+        if let Some(status) = cluster.node_mut(VICTIM).poll_end() {
+            assert!(
+                was_killed(status),
+                "ended with {status} instead; log:\n{}",
+                cluster.node(VICTIM).log_tail()
+            );
+            assert!(
+                cluster.node(VICTIM).log_contains(&format!("failpoint {point}")),
+                "killed, but not at {point}; log:\n{}",
+                cluster.node(VICTIM).log_tail()
+            );
+            return;
+        }
+        match way {
+            Way::Vote => {
+                turn += 1;
+                for shard in cluster.shards() {
+                    ask_to_lead(cluster, shard, 1 + turn % 2).await;
+                }
+            }
+            Way::Lead => {
+                for shard in cluster.shards() {
+                    if cluster.leader_now(shard).await != Some(VICTIM) {
+                        ask_to_lead(cluster, shard, VICTIM).await;
+                    }
+                }
+            }
+            Way::Follow | Way::CatchUp | Way::SendSnapshot => {}
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    panic!("node {VICTIM} never came to {point}; its log:\n{}", cluster.node(VICTIM).log_tail());
+}
+
+macro_rules! crash_points {
+    ($($name:ident: $point:literal, $pass:literal, $way:ident;)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                crash_at($point, $pass, Way::$way).await;
+            }
+        )*
+    };
+}
+
+crash_points! {
+    append_before_write_as_follower: "append::before_write", 40, Follow;
+    append_before_write_as_leader: "append::before_write", 60, Lead;
+    append_before_sync_as_follower: "append::before_sync", 40, Follow;
+    append_before_sync_as_leader: "append::before_sync", 60, Lead;
+    append_after_sync_as_leader: "append::after_sync", 60, Lead;
+    save_vote_before_sync: "save_vote::before_sync", 2, Vote;
+    roll_before_switch: "roll::before_switch", 2, Follow;
+    purge_before_sync: "purge::before_sync", 2, Follow;
+    flush_before_complete_at: "flush::before_complete_at", 3, Follow;
+    flush_before_ingest: "flush::before_ingest", 3, Follow;
+    flush_before_meta: "flush::before_meta", 3, Follow;
+    flush_after_meta: "flush::after_meta", 3, Follow;
+    flush_before_meta_as_leader: "flush::before_meta", 4, Lead;
+    meta_before_rename: "meta::before_rename", 5, Follow;
+    meta_before_sync_directory: "meta::before_sync_directory", 5, Follow;
+    snapshot_before_install: "snapshot::before_install", 1, CatchUp;
+    snapshot_after_install: "snapshot::after_install", 1, CatchUp;
+    install_before_move: "install::before_move", 1, CatchUp;
+    install_before_swap: "install::before_swap", 1, CatchUp;
+    install_after_swap: "install::after_swap", 1, CatchUp;
+    snapshot_after_link: "snapshot::after_link", 1, SendSnapshot;
+    snapshot_mid_stream: "snapshot::mid_stream", 1, SendSnapshot;
+}
