@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - a directory belongs to one node of one cluster for ever; anything else is refused before a byte is read;
-//! - a replica is listed here before it takes part in its group, so that a listed replica without data is a lost one.
+//! - a replica is listed here, as `started`, before it takes part in its group: a started replica without data is a lost
+//!   one, and never starts again under its old id.
 
 use std::path::{Path, PathBuf};
 
@@ -51,6 +52,12 @@ pub struct ListedReplica {
     pub shard: u32,
     /// Its id.
     pub replica: u64,
+    /// The keys it owns, both ends inclusive.
+    pub range_start: u64,
+    /// See `range_start`.
+    pub range_end: u64,
+    /// It takes part in its group: the meta group knows that it is here, so that it can be missed.
+    pub started: bool,
 }
 
 /// The identity file's content.
@@ -95,6 +102,23 @@ impl Identity {
         let body = serde_json::to_vec(self)
             .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
         Ok(durable_file::write(&path, MAGIC, VERSION, &body)?)
+    }
+
+    /// Adds a replica, or changes what is known of it.
+    #[must_use]
+    pub fn with(&self, listed: ListedReplica) -> Self {
+        let mut changed = self.without(listed.replica);
+        changed.replicas.push(listed);
+        changed.replicas.sort_by_key(|r| r.group);
+        changed
+    }
+
+    /// Takes a replica off the list.
+    #[must_use]
+    pub fn without(&self, replica: u64) -> Self {
+        let mut changed = self.clone();
+        changed.replicas.retain(|r| r.replica != replica);
+        changed
     }
 
     /// The replica of `group` in this directory.

@@ -2,4 +2,18 @@
 //!
 //! Not here: what the meta group decides (`meta/`).
 
+pub mod admission;
+pub mod agent;
+pub mod bootstrap;
+pub mod error;
 pub mod identity;
+pub mod membership;
+pub mod node;
+pub mod peer_clients;
+pub mod proposer;
+pub mod replica_start;
+pub mod replicas;
+pub mod scrub;
+pub mod sessions;
+pub mod status;
+pub mod tables;

@@ -37,22 +37,32 @@ pub struct OutOfOrder {
 }
 
 impl SequenceDoor {
-    /// Lets `seq` in, in the leader's term `term`; `applied` is the session's last applied number on this shard.
+    /// Lets `seq` in, in the leader's term `term`. `applied` gives the session's last applied number on this shard; it is
+    /// only asked when what is remembered does not settle it.
     ///
     /// # Errors
     /// [`OutOfOrder`]: nothing is remembered of it.
-    pub fn admit(&self, term: u64, session: u64, seq: u64, applied: u64) -> Result<(), OutOfOrder> {
+    pub fn admit(
+        &self,
+        term: u64,
+        session: u64,
+        seq: u64,
+        applied: impl FnOnce() -> u64,
+    ) -> Result<(), OutOfOrder> {
         let mut state = self.state.lock();
         if state.term != term {
             state.term = term;
             state.highest.clear();
         }
-        let highest = state.highest.entry(session).or_insert(applied);
-        *highest = (*highest).max(applied);
+        let known = state.highest.get(&session).copied();
+        let highest = match known {
+            Some(highest) if seq <= highest.saturating_add(1) => highest,
+            _ => applied().max(known.unwrap_or(0)),
+        };
         if seq > highest.saturating_add(1) {
-            return Err(OutOfOrder { session, seq, expected: *highest + 1 });
+            return Err(OutOfOrder { session, seq, expected: highest + 1 });
         }
-        *highest = (*highest).max(seq);
+        state.highest.insert(session, highest.max(seq));
         Ok(())
     }
 
@@ -72,20 +82,20 @@ mod tests {
     #[test]
     fn pipelined_numbers_pass_in_order_and_gaps_do_not() {
         let door = SequenceDoor::default();
-        assert_eq!(door.admit(1, 7, 1, 0), Ok(()));
-        assert_eq!(door.admit(1, 7, 2, 0), Ok(()));
-        assert_eq!(door.admit(1, 7, 4, 0), Err(OutOfOrder { session: 7, seq: 4, expected: 3 }));
-        assert_eq!(door.admit(1, 7, 1, 0), Ok(()), "a repetition passes: apply answers it");
-        assert_eq!(door.admit(1, 7, 3, 2), Ok(()));
+        assert_eq!(door.admit(1, 7, 1, || 0), Ok(()));
+        assert_eq!(door.admit(1, 7, 2, || 0), Ok(()));
+        assert_eq!(door.admit(1, 7, 4, || 0), Err(OutOfOrder { session: 7, seq: 4, expected: 3 }));
+        assert_eq!(door.admit(1, 7, 1, || 0), Ok(()), "a repetition passes: apply answers it");
+        assert_eq!(door.admit(1, 7, 3, || 2), Ok(()));
     }
 
     #[test]
     fn a_retracted_number_and_a_new_term_start_from_what_is_applied() {
         let door = SequenceDoor::default();
-        assert_eq!(door.admit(1, 7, 1, 0), Ok(()));
-        assert_eq!(door.admit(1, 7, 2, 0), Ok(()));
+        assert_eq!(door.admit(1, 7, 1, || 0), Ok(()));
+        assert_eq!(door.admit(1, 7, 2, || 0), Ok(()));
         door.retract(1, 7);
-        assert_eq!(door.admit(1, 7, 3, 1), Err(OutOfOrder { session: 7, seq: 3, expected: 2 }));
-        assert_eq!(door.admit(2, 7, 2, 0), Err(OutOfOrder { session: 7, seq: 2, expected: 1 }));
+        assert_eq!(door.admit(1, 7, 3, || 1), Err(OutOfOrder { session: 7, seq: 3, expected: 2 }));
+        assert_eq!(door.admit(2, 7, 2, || 0), Err(OutOfOrder { session: 7, seq: 2, expected: 1 }));
     }
 }

@@ -191,8 +191,10 @@ fn apply_replace(state: &mut MetaState, replace: &v1::ReplaceReplica) -> MetaOut
     let Some(old) = group.replicas.iter().find(|r| r.replica == replace.old).cloned() else {
         return refused(format!("group {} has no replica {}", replace.group, replace.old));
     };
-    // A replacement that was lost in its turn stands for the same first replica no longer: both must go.
-    group.replicas.push(ReplicaPlacement { replica: next, node: old.node, created: false, replaces: old.replica });
+    // A replacement that was lost in its turn leaves its place to the new one: a group has one replacement per place.
+    let replaces = if old.replaces == 0 { old.replica } else { old.replaces };
+    group.replicas.retain(|r| r.replaces != replaces);
+    group.replicas.push(ReplicaPlacement { replica: next, node: old.node, created: false, replaces });
     state.next_replica += 1;
     state.version += 1;
     MetaOutcome { replica: next, ..MetaOutcome::default() }
@@ -347,5 +349,17 @@ mod tests {
         let group = find_group(&state, 1).expect("group 1");
         assert_eq!(group.replicas.len(), 3);
         assert!(group.replicas.iter().all(|r| r.replica != old && r.replaces == 0));
+    }
+
+    #[test]
+    fn a_replacement_that_is_lost_too_leaves_its_place_to_the_next() {
+        let mut state = cluster(3, 2, 3);
+        let old = state.groups[1].replicas[0].replica;
+        let replace = |old| Command::ReplaceReplica(v1::ReplaceReplica { group: 1, old });
+        let lost = run(&mut state, replace(old)).replica;
+        let new = run(&mut state, replace(lost)).replica;
+        let replicas = &find_group(&state, 1).expect("group 1").replicas;
+        assert!(replicas.iter().all(|r| r.replica != lost));
+        assert!(replicas.iter().any(|r| r.replica == new && r.replaces == old));
     }
 }

@@ -3,8 +3,7 @@
 //! Invariant: a status carries the encoded detail, so that a unary caller and an Exchange stream learn the same.
 
 use evershard_proto::v1::{ErrorDetail, ErrorKind};
-use evershard_raft::error::{GroupError, NotServing, ProposeError};
-use evershard_raft::type_config::Peer;
+use evershard_raft::{GroupError, NotServing, Peer, ProposeError};
 use prost::Message;
 use tonic::{Code, Status};
 

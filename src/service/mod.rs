@@ -1,1 +1,18 @@
-//! Placeholder.
+//! The gRPC doors: each call is decoded, given to one room, and its answer encoded.
+//!
+//! Not here: what a call means.
+
+mod admin;
+mod error;
+mod exchange;
+mod late_raft;
+mod node;
+mod parameter;
+mod read_pool;
+
+pub use admin::AdminDoor;
+pub use error::RequestError;
+pub use late_raft::LateRaftService;
+pub use node::NodeDoor;
+pub use parameter::ParameterDoor;
+pub use read_pool::{ReadPool, ReadPoolError};

@@ -1,0 +1,307 @@
+//! The agent of a node: keeps what runs here to what the meta group decided.
+//!
+//! Two loops, so that a slow remote call never delays what is local: `run_local` (join, make and start replicas,
+//! quarantine, the meta group's flush, readiness) and `run_cluster` (memberships of led groups; on the meta leader
+//! unfinished tables and ended sessions).
+//!
+//! Invariants:
+//! - every step may be repeated, by this node or another;
+//! - a replica takes part only after the meta group knows that it was created: an empty disk is then a lost replica and
+//!   never a new one under an old id.
+//!
+//! Not here: the steps of memberships, tables and sessions.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::v1::{
+    GetNodeStatusRequest, GroupPlacement, HeldReplica, JoinRequest, MarkReplicaCreated, MetaState, ReplicaPlacement,
+    meta_command::Command,
+};
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+
+use super::identity::ListedReplica;
+use super::node::Node;
+use crate::meta::state::{META_GROUP, find_group};
+use crate::telemetry::metric_definitions as metric;
+
+const LOCAL_PAUSE: Duration = Duration::from_millis(50);
+const CLUSTER_PAUSE: Duration = Duration::from_millis(200);
+const JOIN_PAUSE: Duration = Duration::from_millis(500);
+const HEARING_PAUSE: Duration = Duration::from_secs(1);
+const META_FLUSH_PAUSE: Duration = Duration::from_secs(1);
+const SESSIONS_PAUSE: Duration = Duration::from_secs(5);
+/// A table that is incomplete for this long is finished by the meta leader: whoever created it is gone.
+const TABLES_PAUSE: Duration = Duration::from_secs(3);
+
+/// Runs until `stop`: what is local to the node.
+pub async fn run_local(node: Arc<Node>, stop: CancellationToken) {
+    let mut join_at = Instant::now();
+    let mut flush_at = Instant::now();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOCAL_PAUSE) => {}
+        }
+        if Instant::now() >= join_at && node.needs_join() {
+            node.join().await;
+            join_at = Instant::now() + JOIN_PAUSE;
+        }
+        node.place_replicas().await;
+        node.initialize_groups().await;
+        node.quarantine_halted().await;
+        if Instant::now() >= flush_at {
+            node.flush_meta().await;
+            node.count_replicas();
+            flush_at = Instant::now() + META_FLUSH_PAUSE;
+        }
+        node.readiness.set(node.not_ready());
+    }
+}
+
+/// Runs until `stop`: what this node does for the cluster.
+pub async fn run_cluster(node: Arc<Node>, stop: CancellationToken) {
+    let mut tables_at = Instant::now() + TABLES_PAUSE;
+    let mut sessions_at = Instant::now() + SESSIONS_PAUSE;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(CLUSTER_PAUSE) => {}
+        }
+        node.reconcile_memberships().await;
+        let leadership = node.replicas.meta().map(|m| m.raft.leadership()).unwrap_or_default();
+        if !leadership.is_self || !leadership.is_ready {
+            continue;
+        }
+        if Instant::now() >= tables_at {
+            node.finish_tables().await;
+            tables_at = Instant::now() + TABLES_PAUSE;
+        }
+        if Instant::now() >= sessions_at {
+            node.expire_sessions(leadership.term).await;
+            sessions_at = Instant::now() + SESSIONS_PAUSE;
+        }
+    }
+}
+
+/// Runs until `stop`: asks the other nodes whether they are there, for the routing table.
+pub async fn run_hearing(node: Arc<Node>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(HEARING_PAUSE) => {}
+        }
+        let state = node.meta_state();
+        let others = state.nodes.iter().filter(|n| n.id != node.config.node_id);
+        let asked = others.map(|other| {
+            let node = node.clone();
+            async move {
+                let Ok(mut client) = node.peers.admin(&other.address) else { return };
+                let mut request = tonic::Request::new(GetNodeStatusRequest::default());
+                request.set_timeout(HEARING_PAUSE);
+                match client.get_node_status(request).await {
+                    Ok(_) => node.hear(other.id),
+                    Err(status) => tracing::trace!(node = other.id, %status, "not heard of"),
+                }
+            }
+        });
+        futures_util::future::join_all(asked).await;
+    }
+}
+
+impl Node {
+    /// A node asks to join while it has no cluster, has no copy of the meta state of its own, or holds damaged replicas.
+    fn needs_join(&self) -> bool {
+        self.identity.lock().is_none()
+            || self.replicas.meta().is_none()
+            || !self.replicas.quarantined().is_empty()
+    }
+
+    async fn join(self: &Arc<Self>) {
+        let quarantined = self.replicas.quarantined();
+        let held = self.listed().into_iter().map(|r| HeldReplica {
+            group: r.group,
+            replica: r.replica,
+            quarantined: quarantined.iter().any(|q| q.listed.replica == r.replica),
+        });
+        let request = JoinRequest {
+            cluster_id: self.cluster_id(),
+            node: self.config.node_id,
+            address: self.config.advertise.clone(),
+            held: held.collect(),
+        };
+        let mut through = self.config.peers.clone();
+        through.extend(self.meta_state().nodes.iter().map(|n| n.address.clone()));
+        through.retain(|address| *address != self.config.advertise);
+        through.dedup();
+        for address in through {
+            let Ok(mut client) = self.peers.node(&address) else { continue };
+            let reply = match client.join(request.clone()).await {
+                Ok(reply) => reply.into_inner(),
+                Err(status) => {
+                    tracing::debug!(address, %status, "not joined through this node");
+                    continue;
+                }
+            };
+            if reply.cluster_id.is_empty() {
+                continue;
+            }
+            let node = self.clone();
+            let cluster_id = reply.cluster_id.clone();
+            match tokio::task::spawn_blocking(move || node.adopt(&cluster_id)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(address, %error, "cannot join the cluster of this node");
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            match MetaState::decode(reply.meta_state) {
+                Ok(state) => *self.mirrored.write() = Arc::new(state),
+                Err(error) => tracing::error!(address, %error, "the meta state of this node does not decode"),
+            }
+            return;
+        }
+    }
+
+    /// Makes and starts the replicas that the meta group placed here, and deletes what it gave to others.
+    async fn place_replicas(self: &Arc<Self>) {
+        let state = self.meta_state();
+        if state.cluster_id.is_empty() || state.cluster_id != self.cluster_id() {
+            return;
+        }
+        let listed = self.listed();
+        for group in &state.groups {
+            for placed in group.replicas.iter().filter(|r| r.node == self.config.node_id) {
+                let known = listed.iter().find(|r| r.replica == placed.replica).copied();
+                if let Err(error) = self.place_replica(group, placed, known).await {
+                    tracing::warn!(group = group.group, replica = placed.replica, %error, "a replica is not in place yet");
+                }
+            }
+        }
+        for held in listed.into_iter().filter(|r| self.is_replaced(&state, r)) {
+            if let Err(error) = self.destroy_replica(held).await {
+                tracing::error!(group = held.group, replica = held.replica, %error, "a replaced replica is not deleted");
+            }
+        }
+    }
+
+    async fn place_replica(
+        self: &Arc<Self>,
+        group: &GroupPlacement,
+        placed: &ReplicaPlacement,
+        known: Option<ListedReplica>,
+    ) -> Result<(), super::error::NodeError> {
+        match known {
+            Some(known) if placed.created => {
+                let quarantined = self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
+                if !quarantined && self.replicas.raft(known.group).is_none() {
+                    self.start_replica(known).await?;
+                }
+            }
+            Some(known) => self.mark_created(known).await,
+            // Created, and not here: the disk was wiped. Join gives it a successor.
+            None if placed.created => {}
+            None => {
+                let new = ListedReplica {
+                    group: group.group,
+                    shard: group.shard,
+                    replica: placed.replica,
+                    range_start: group.range_start,
+                    range_end: group.range_end,
+                    started: false,
+                };
+                self.create_replica(new).await?;
+                self.mark_created(new).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mark_created(self: &Arc<Self>, replica: ListedReplica) {
+        let mark =
+            Command::MarkReplicaCreated(MarkReplicaCreated { group: replica.group, replica: replica.replica });
+        let deadline = Instant::now() + Duration::from_secs(2);
+        if let Err(error) = self.propose_meta(mark, deadline).await {
+            tracing::debug!(group = replica.group, replica = replica.replica, %error, "not marked as created yet");
+        }
+    }
+
+    /// A replica here whose place the meta group gave away for good. A stale copy of the meta state must not delete a
+    /// living replica: so its own group must have let it go too, or it must be quarantined.
+    fn is_replaced(&self, state: &MetaState, held: &ListedReplica) -> bool {
+        let Some(group) = find_group(state, held.group) else { return false };
+        if group.replicas.iter().any(|r| r.replica == held.replica) {
+            return false;
+        }
+        if self.replicas.quarantined().iter().any(|q| q.listed.replica == held.replica) {
+            return true;
+        }
+        let raft = self.replicas.raft(held.group).filter(|raft| raft.replica() == held.replica);
+        raft.is_some_and(|raft| {
+            let members = raft.members();
+            !members.voters.is_empty() && members.peer(held.replica).is_none()
+        })
+    }
+
+    async fn flush_meta(self: &Arc<Self>) {
+        let Some(meta) = self.replicas.meta() else { return };
+        let flushed = tokio::task::spawn_blocking({
+            let meta = meta.clone();
+            move || {
+                meta.machine.flush(|index| {
+                    matches!(meta.raft.log().wait_durable(index, Duration::from_secs(1)), Ok(true))
+                })
+            }
+        })
+        .await;
+        match flushed {
+            Ok(Ok(true)) => meta.raft.flushed(),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the meta group's state is not flushed; its log is kept"),
+            Err(error) => tracing::error!(%error, "the meta group's flush panicked"),
+        }
+    }
+
+    fn not_ready(&self) -> Option<String> {
+        let state = self.meta_state();
+        if state.cluster_id.is_empty() {
+            return Some("no cluster yet".into());
+        }
+        if let Some(found) = self.replicas.quarantined().first() {
+            return Some(format!("the replica of group {} is quarantined: {}", found.listed.group, found.reason));
+        }
+        for group in &state.groups {
+            if group.replicas.iter().all(|r| r.node != self.config.node_id) {
+                continue;
+            }
+            let Some(raft) = self.replicas.raft(group.group) else {
+                return Some(format!("the replica of group {} is not started", group.group));
+            };
+            if raft.leadership().leader.is_none() {
+                return Some(format!("group {} has no leader", group.group));
+            }
+            if group.group != META_GROUP && self.replicas.shard(group.group).is_ok_and(|r| !r.machine.ready()) {
+                return Some(format!("the replica of group {} is replaying its log", group.group));
+            }
+        }
+        None
+    }
+
+    fn count_replicas(&self) {
+        for replica in self.replicas.shards() {
+            let shard = replica.listed.shard.to_string();
+            let role = format!("{:?}", replica.raft.status().role).to_lowercase();
+            for known in ["leader", "follower", "learner", "candidate", "stopped"] {
+                let value = if role == known { 1.0 } else { 0.0 };
+                metrics::gauge!(metric::REPLICA_ROLE, "shard" => shard.clone(), "role" => known).set(value);
+            }
+            let status = replica.machine.status();
+            metrics::gauge!(metric::REPLICA_APPLIED_INDEX, "shard" => shard.clone()).set(status.applied as f64);
+            metrics::gauge!(metric::REPLICA_FLUSHED_INDEX, "shard" => shard.clone()).set(status.flushed as f64);
+            let rows: u64 = status.tables.iter().map(|t| t.rows).sum();
+            metrics::gauge!(metric::REPLICA_ROWS, "shard" => shard).set(rows as f64);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Creating a cluster, exactly once: its id, the meta group on its nodes, and the first entry of the meta group.
+//!
+//! The walk: every meta node makes its (empty) meta replica and so belongs to the cluster; this node initialises the meta
+//! group; the first entry places the shards; the agents make them.
+//!
+//! Invariant: the replicas of the meta group exist on disk before the group is initialised, so none of them is ever made
+//! twice. Asking again, of any node that took part, ends in the same cluster or is refused.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::limits::SHARDS_MAX;
+use evershard_proto::v1::{
+    CreateReplicaRequest, ErrorKind, InitClusterRequest, NodeAddress, meta_command::Command,
+};
+use evershard_raft::Peer;
+
+use super::error::NodeError;
+use super::identity::ListedReplica;
+use super::node::Node;
+use crate::meta::state::{META_GROUP, META_SHARD, plan_cluster};
+use crate::service::RequestError;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+impl From<NodeError> for RequestError {
+    fn from(error: NodeError) -> Self {
+        let kind = match &error {
+            NodeError::WrongCluster { .. } => ErrorKind::WrongCluster,
+            NodeError::WrongNode { .. } | NodeError::AlreadyHeld { .. } => ErrorKind::Conflict,
+            NodeError::NoCluster { .. } => ErrorKind::NotInitialized,
+            _ => ErrorKind::Internal,
+        };
+        RequestError::new(kind, error.to_string())
+    }
+}
+
+impl Node {
+    /// Creates a cluster of `request.nodes`, of which this is one; answers its id.
+    ///
+    /// # Errors
+    /// INVALID for a request that makes no sense, CONFLICT when there is a cluster already, UNAVAILABLE naming a node
+    /// that does not answer (ask again once it does).
+    pub async fn init_cluster(self: &Arc<Self>, request: InitClusterRequest) -> Result<String, RequestError> {
+        check(&request, self.config.node_id)?;
+        let deadline = Instant::now() + DEADLINE;
+        let existing = self.meta_state().cluster_id.clone();
+        if !existing.is_empty() {
+            return Err(RequestError::new(ErrorKind::Conflict, format!("the cluster exists already: {existing}")));
+        }
+        // Asked again after a crash half-way: the id this node has is gone on with.
+        let mut cluster_id = self.cluster_id();
+        if cluster_id.is_empty() {
+            cluster_id = if self.config.cluster_id.is_empty() {
+                uuid::Uuid::new_v4().to_string()
+            } else {
+                self.config.cluster_id.clone()
+            };
+        }
+        let init = plan_cluster(cluster_id.clone(), request.nodes, request.shards, request.replicas);
+        let mut members = BTreeMap::new();
+        for placed in &init.groups[0].replicas {
+            let Some(node) = init.nodes.iter().find(|n| n.id == placed.node) else { continue };
+            self.make_meta_replica(&cluster_id, node, placed.replica).await?;
+            members.insert(placed.replica, Peer { node: node.id, address: node.address.clone() });
+        }
+        let meta = self
+            .replicas
+            .meta()
+            .ok_or_else(|| RequestError::new(ErrorKind::Unavailable, "the meta group did not start on this node"))?;
+        if !meta.raft.is_initialized() {
+            meta.raft.initialize(members).await.map_err(|e| RequestError::from_group(META_GROUP, &e))?;
+        }
+        self.propose_meta(Command::Init(init), deadline).await?;
+        self.wait_for_meta(deadline, |state| !state.cluster_id.is_empty()).await;
+        Ok(cluster_id)
+    }
+
+    async fn make_meta_replica(
+        self: &Arc<Self>,
+        cluster_id: &str,
+        node: &NodeAddress,
+        replica: u64,
+    ) -> Result<(), RequestError> {
+        let request = CreateReplicaRequest {
+            cluster_id: cluster_id.into(),
+            node: node.id,
+            group: META_GROUP,
+            shard: META_SHARD,
+            replica,
+        };
+        if node.id == self.config.node_id {
+            return self.hold_replica(request).await.map_err(RequestError::from);
+        }
+        let mut client = self.peers.node(&node.address)?;
+        match client.create_replica(request).await {
+            Ok(_) => Ok(()),
+            Err(status) => {
+                let mut error = RequestError::from_status(&status);
+                error.0.message = format!("node {} at {}: {}", node.id, node.address, error.0.message);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes and starts a replica of the meta group that a new cluster wants here.
+    ///
+    /// # Errors
+    /// [`NodeError::WrongCluster`], [`NodeError::WrongNode`], [`NodeError::AlreadyHeld`].
+    pub async fn hold_replica(self: &Arc<Self>, request: CreateReplicaRequest) -> Result<(), NodeError> {
+        if request.node != self.config.node_id {
+            return Err(NodeError::WrongNode { own: self.config.node_id, asked: request.node });
+        }
+        let node = self.clone();
+        let cluster_id = request.cluster_id.clone();
+        tokio::task::spawn_blocking(move || node.adopt(&cluster_id))
+            .await
+            .map_err(|_| NodeError::Unfinished { what: "joining the cluster" })??;
+        let new = ListedReplica {
+            group: request.group,
+            shard: request.shard,
+            replica: request.replica,
+            range_start: 0,
+            range_end: 0,
+            started: false,
+        };
+        self.create_replica(new).await?;
+        let listed = self.listed().into_iter().find(|r| r.replica == request.replica).unwrap_or(new);
+        self.start_replica(listed).await
+    }
+}
+
+fn check(request: &InitClusterRequest, own: u64) -> Result<(), RequestError> {
+    let invalid = |what: String| Err(RequestError::new(ErrorKind::Invalid, what));
+    if request.shards == 0 || request.shards > SHARDS_MAX {
+        return invalid(format!("{} shards: from 1 to {SHARDS_MAX} are possible", request.shards));
+    }
+    if request.replicas == 0 || request.replicas as usize > request.nodes.len() {
+        return invalid(format!(
+            "{} replicas on {} nodes: from 1 to the number of nodes are possible",
+            request.replicas,
+            request.nodes.len()
+        ));
+    }
+    let mut ids: Vec<u64> = request.nodes.iter().map(|n| n.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.len() != request.nodes.len() || ids.first() == Some(&0) {
+        return invalid("node ids must be different, and from 1".into());
+    }
+    if !ids.contains(&own) {
+        return invalid(format!("node {own}, which was asked, is not among the nodes of the new cluster"));
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Making a group's membership what the meta group decided: done by each group's leader, one step at a time.
+//!
+//! A lost replica's successor is added as a learner, catches up, takes the vote of the lost one in one change, and only
+//! then is the lost one forgotten. Each step may be repeated; a new leader goes on where the old one stopped.
+//!
+//! Not here: deciding that a replica is lost (`agent.rs`, at the Join of its node).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::v1::{FinishReplacement, GroupPlacement, MetaState, ReplicaPlacement, meta_command::Command};
+use evershard_raft::{Group, GroupError, Members, Peer};
+
+use super::node::Node;
+
+/// Entries that a learner may lack when it is made a voter.
+const CAUGHT_UP_LAG: u64 = 64;
+
+impl Node {
+    /// One step for every group that this node leads.
+    pub(super) async fn reconcile_memberships(self: &Arc<Self>) {
+        let state = self.meta_state();
+        for placement in &state.groups {
+            let Some(raft) = self.replicas.raft(placement.group) else { continue };
+            let leadership = raft.leadership();
+            if !leadership.is_self || !leadership.is_ready {
+                continue;
+            }
+            if let Err(error) = self.reconcile_group(&state, placement, &raft).await {
+                tracing::warn!(group = placement.group, %error, "the membership is not yet as decided");
+            }
+        }
+    }
+
+    async fn reconcile_group(
+        self: &Arc<Self>,
+        state: &MetaState,
+        placement: &GroupPlacement,
+        raft: &Group,
+    ) -> Result<(), GroupError> {
+        let members = raft.members();
+        for learner in members.learners.keys() {
+            if placement.replicas.iter().all(|r| r.replica != *learner) {
+                return raft.remove_learner(*learner).await;
+            }
+        }
+        for replacement in placement.replicas.iter().filter(|r| r.replaces != 0 && r.created) {
+            let new = replacement.replica;
+            if members.voters.contains_key(&new) && !members.voters.contains_key(&replacement.replaces) {
+                self.finish_replacement(placement.group, replacement.replaces).await;
+            } else if members.peer(new).is_none() {
+                let Some(peer) = peer_of(state, replacement) else { continue };
+                tracing::info!(group = placement.group, replica = new, "adds a learner for a lost replica");
+                raft.add_learner(new, peer).await?;
+            } else if raft.lag(new).is_some_and(|lag| lag <= CAUGHT_UP_LAG) {
+                let voters = voters_with(placement, replacement, &members);
+                tracing::info!(group = placement.group, replica = new, ?voters, "the learner caught up and votes");
+                raft.change_membership(voters).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn finish_replacement(self: &Arc<Self>, group: u64, old: u64) {
+        let finish = Command::FinishReplacement(FinishReplacement { group, old });
+        let deadline = Instant::now() + Duration::from_secs(5);
+        match self.propose_meta(finish, deadline).await {
+            Ok(_) => tracing::info!(group, replica = old, "a lost replica is replaced"),
+            Err(error) => tracing::warn!(group, replica = old, %error, "a replacement is still to be recorded"),
+        }
+    }
+
+    /// Makes the groups of a new cluster: each is initialised by one of its replicas.
+    pub(super) async fn initialize_groups(self: &Arc<Self>) {
+        let state = self.meta_state();
+        for placement in &state.groups {
+            let first = placement.replicas.get(placement.shard as usize % placement.replicas.len().max(1));
+            if first.is_none_or(|r| r.node != self.config.node_id || r.replaces != 0 || !r.created) {
+                continue;
+            }
+            let Some(raft) = self.replicas.raft(placement.group) else { continue };
+            if raft.is_initialized() || placement.replicas.iter().any(|r| r.replaces != 0) {
+                continue;
+            }
+            let members: BTreeMap<u64, Peer> =
+                placement.replicas.iter().filter_map(|r| Some((r.replica, peer_of(&state, r)?))).collect();
+            if let Err(error) = raft.initialize(members).await {
+                tracing::warn!(group = placement.group, %error, "a group could not be made");
+            }
+        }
+    }
+}
+
+fn peer_of(state: &MetaState, replica: &ReplicaPlacement) -> Option<Peer> {
+    let node = state.nodes.iter().find(|n| n.id == replica.node)?;
+    Some(Peer { node: node.id, address: node.address.clone() })
+}
+
+/// The voters once `replacement` has taken its place: everybody placed, without the replaced one and without those that
+/// are still catching up.
+fn voters_with(
+    placement: &GroupPlacement,
+    replacement: &ReplicaPlacement,
+    members: &Members,
+) -> BTreeSet<u64> {
+    let votes = |r: &&ReplicaPlacement| {
+        let pending = r.replaces != 0 && r.replica != replacement.replica && !members.voters.contains_key(&r.replica);
+        r.replica != replacement.replaces && !pending
+    };
+    placement.replicas.iter().filter(votes).map(|r| r.replica).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(replica: u64, replaces: u64) -> ReplicaPlacement {
+        ReplicaPlacement { replica, node: replica, created: true, replaces }
+    }
+
+    #[test]
+    fn a_replacement_takes_the_vote_of_the_lost_one_and_of_nobody_else() {
+        let replicas = vec![placed(1, 0), placed(2, 0), placed(3, 0), placed(7, 3), placed(8, 2)];
+        let placement = GroupPlacement { group: 1, replicas: replicas.clone(), ..Default::default() };
+        let peer = Peer { node: 1, address: "http://a:1".into() };
+        let members = Members {
+            voters: [1, 2, 3].into_iter().map(|r| (r, peer.clone())).collect(),
+            learners: [7, 8].into_iter().map(|r| (r, peer.clone())).collect(),
+            ..Members::default()
+        };
+        assert_eq!(voters_with(&placement, &replicas[3], &members), BTreeSet::from([1, 2, 7]));
+        assert_eq!(voters_with(&placement, &replicas[4], &members), BTreeSet::from([1, 3, 8]));
+    }
+}

@@ -1,0 +1,253 @@
+//! Making, opening and destroying the replicas of a node.
+//!
+//! Invariants:
+//! - a replica is made in this order: its log, its store, its line in the identity; then it may start;
+//! - it is `started` in the identity before it takes part; a started replica whose log or store is gone or damaged is
+//!   quarantined, never started empty;
+//! - a quarantined replica is destroyed only when the meta group has given its place to another id.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evershard_storage::log::GroupKey;
+use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
+
+use super::error::NodeError;
+use super::identity::{Identity, ListedReplica};
+use super::node::Node;
+use super::replicas::{MetaReplica, Quarantined, ShardReplica};
+use crate::ingest::SequenceDoor;
+use crate::meta::MetaMachine;
+use crate::meta::state::META_GROUP;
+use crate::model::KeyRange;
+use crate::shard::{ShardMachine, ShardOptions};
+
+impl Node {
+    /// The replicas on this node's list.
+    #[must_use]
+    pub fn listed(&self) -> Vec<ListedReplica> {
+        self.identity.lock().as_ref().map_or(Vec::new(), |i| i.replicas.clone())
+    }
+
+    /// Makes an empty replica on disk, without starting it. Fine when it is there already.
+    ///
+    /// # Errors
+    /// [`NodeError::AlreadyHeld`] when the group is here under another id that is not quarantined.
+    pub async fn create_replica(self: &Arc<Self>, new: ListedReplica) -> Result<(), NodeError> {
+        let _one_at_a_time = self.changing.lock().await;
+        let known = self.listed().into_iter().find(|r| r.group == new.group);
+        if let Some(known) = known {
+            if known.replica == new.replica {
+                return Ok(());
+            }
+            let quarantined = self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
+            if !quarantined {
+                return Err(NodeError::AlreadyHeld {
+                    node: self.config.node_id,
+                    group: new.group,
+                    held: known.replica,
+                    asked: new.replica,
+                });
+            }
+            self.destroy(known).await?;
+        }
+        let node = self.clone();
+        blocking("making a replica", move || {
+            let directory = node.directory_of(new);
+            // What an earlier attempt left before it was listed.
+            match std::fs::remove_dir_all(&directory) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(source) => return Err(NodeError::Io { path: directory, source }),
+            }
+            node.log.group(new.group, new.replica)?;
+            if new.group == META_GROUP {
+                MetaMachine::open(&directory).map_err(|e| NodeError::Recovery(e.to_string()))?;
+            } else {
+                ReplicaStore::create(&directory, &node.store_identity(new), &node.rocks)?;
+            }
+            node.change_identity(|identity| identity.with(ListedReplica { started: false, ..new }))
+        })
+        .await
+    }
+
+    /// Starts a replica that is on the list: quarantines it when it is damaged. Fine when it runs already.
+    ///
+    /// # Errors
+    /// [`NodeError`] when it could not even be tried; damage is not an error here but a quarantine.
+    pub async fn start_replica(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
+        let _one_at_a_time = self.changing.lock().await;
+        if self.replicas.raft(listed.group).is_some() {
+            return Ok(());
+        }
+        let key = GroupKey { group: listed.group, replica: listed.replica };
+        let lost = match self.lost_logs.get(&key) {
+            Some(reason) => Some(format!("its log is damaged: {reason}")),
+            None if listed.started && !self.found_logs.contains(&key) => Some("its log is gone".to_string()),
+            None => None,
+        };
+        if let Some(reason) = lost {
+            self.replicas.quarantine(Quarantined { listed, reason });
+            return Ok(());
+        }
+        if !listed.started {
+            let node = self.clone();
+            blocking("starting a replica", move || {
+                node.change_identity(|identity| identity.with(ListedReplica { started: true, ..listed }))
+            })
+            .await?;
+        }
+        let listed = ListedReplica { started: true, ..listed };
+        let opened = if listed.group == META_GROUP {
+            self.open_meta(listed).await
+        } else {
+            self.open_shard(listed).await
+        };
+        match opened {
+            Ok(()) => Ok(()),
+            Err(error @ (NodeError::NoCluster { .. } | NodeError::Unfinished { .. })) => Err(error),
+            Err(error) => {
+                self.replicas.quarantine(Quarantined { listed, reason: error.to_string() });
+                Ok(())
+            }
+        }
+    }
+
+    async fn open_meta(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
+        let node = self.clone();
+        let (machine, log) = blocking("opening the meta group", move || {
+            let machine = MetaMachine::open(&node.directory_of(listed))
+                .map_err(|e| NodeError::Recovery(e.to_string()))?;
+            Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
+        })
+        .await?;
+        let raft = self.registry()?.open(listed.group, listed.replica, machine.clone(), log).await?;
+        self.replicas.set_meta(MetaReplica { listed, raft, machine });
+        Ok(())
+    }
+
+    async fn open_shard(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
+        let node = self.clone();
+        let (machine, log) = blocking("opening a shard", move || {
+            let options = ShardOptions {
+                range: KeyRange { start: listed.range_start, end: listed.range_end },
+                scrub_waker: Some(node.scrubber.waker()),
+            };
+            let (store, _) = ReplicaStore::open(
+                &node.directory_of(listed),
+                &node.store_identity(listed),
+                &node.rocks,
+            )?;
+            let machine =
+                ShardMachine::open(options, store).map_err(|e| NodeError::Recovery(e.to_string()))?;
+            Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
+        })
+        .await?;
+        let raft =
+            self.registry()?.open(listed.group, listed.replica, machine.clone(), log.clone()).await?;
+        let purge = raft.clone();
+        let failing = self.clone();
+        self.flusher.add(
+            machine.clone(),
+            log,
+            Arc::new(move || purge.flushed()),
+            Arc::new(move |reason: String| failing.replicas.quarantine(Quarantined { listed, reason })),
+        );
+        self.scrubber.add(&machine);
+        let reader = machine.reader();
+        self.replicas.add_shard(ShardReplica { listed, raft, machine, reader, door: SequenceDoor::default() });
+        Ok(())
+    }
+
+    /// Ends a replica that was replaced, and deletes its data.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub async fn destroy_replica(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
+        let _one_at_a_time = self.changing.lock().await;
+        self.destroy(listed).await
+    }
+
+    async fn destroy(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
+        tracing::info!(group = listed.group, replica = listed.replica, "a replaced replica is deleted");
+        self.flusher.remove(listed.group, listed.replica);
+        self.replicas.remove(listed.group);
+        let registry = self.registry()?;
+        if registry.group(listed.group).is_some_and(|g| g.replica() == listed.replica) {
+            registry.close(listed.group).await?;
+        }
+        let node = self.clone();
+        blocking("deleting a replica", move || {
+            // Off the list first: what is left after a crash is a directory nobody asks for.
+            node.change_identity(|identity| identity.without(listed.replica))?;
+            let key = GroupKey { group: listed.group, replica: listed.replica };
+            let directory = node.directory_of(listed);
+            node.log.forget(key).map_err(|source| NodeError::Io { path: directory.clone(), source })?;
+            match std::fs::remove_dir_all(&directory) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(NodeError::Io { path: directory, source: error })
+                }
+                _ => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// A replica that halted or whose flush failed: ends its group, so that it neither votes nor serves.
+    pub(super) async fn quarantine_halted(self: &Arc<Self>) {
+        let shards = self.replicas.shards();
+        let meta = self.replicas.meta();
+        let all = shards
+            .iter()
+            .map(|r| (r.listed, r.raft.clone()))
+            .chain(meta.iter().map(|m| (m.listed, m.raft.clone())));
+        for (listed, raft) in all {
+            let Some(reason) = raft.halted() else { continue };
+            self.flusher.remove(listed.group, listed.replica);
+            self.replicas.quarantine(Quarantined { listed, reason });
+        }
+        // A quarantined replica's group must not go on voting.
+        let Ok(registry) = self.registry() else { return };
+        for found in self.replicas.quarantined() {
+            let open = registry.group(found.listed.group).filter(|g| g.replica() == found.listed.replica);
+            if open.is_some() {
+                self.flusher.remove(found.listed.group, found.listed.replica);
+                let closed = tokio::time::timeout(Duration::from_secs(5), registry.close(found.listed.group));
+                if let Ok(Err(error)) = closed.await {
+                    tracing::error!(group = found.listed.group, %error, "a quarantined replica did not end");
+                }
+            }
+        }
+    }
+
+    fn change_identity(&self, change: impl FnOnce(&Identity) -> Identity) -> Result<(), NodeError> {
+        let mut identity = self.identity.lock();
+        let known = identity.as_ref().ok_or(NodeError::NoCluster { node: self.config.node_id })?;
+        let changed = change(known);
+        changed.write(&self.config.data)?;
+        *identity = Some(changed);
+        Ok(())
+    }
+
+    fn directory_of(&self, listed: ListedReplica) -> PathBuf {
+        self.config.data.join("replicas").join(format!("{}-{}", listed.group, listed.replica))
+    }
+
+    fn store_identity(&self, listed: ListedReplica) -> ReplicaIdentity {
+        ReplicaIdentity {
+            cluster: self.cluster_id(),
+            node: self.config.node_id,
+            group: listed.group,
+            shard: listed.shard,
+            replica: listed.replica,
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, NodeError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| NodeError::Unfinished { what })?
+}

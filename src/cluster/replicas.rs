@@ -1,0 +1,150 @@
+//! The replicas that run on this node, and those that cannot.
+//!
+//! Invariants:
+//! - one replica of a group at a time;
+//! - a quarantined replica neither votes nor serves: it is listed here with its reason, and has no group.
+//!
+//! Not here: opening and closing them (`node.rs`), deciding which there should be (`agent.rs`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use evershard_proto::v1::ErrorKind;
+use evershard_raft::Group;
+use parking_lot::Mutex;
+
+use super::identity::ListedReplica;
+use crate::ingest::SequenceDoor;
+use crate::meta::MetaMachine;
+use crate::meta::state::META_GROUP;
+use crate::read::Reader;
+use crate::service::RequestError;
+use crate::shard::ShardMachine;
+
+/// A shard's replica on this node.
+pub struct ShardReplica {
+    /// Which.
+    pub listed: ListedReplica,
+    /// Its Raft group.
+    pub raft: Group,
+    /// Its state.
+    pub machine: Arc<ShardMachine>,
+    /// Its rows, for pulls.
+    pub reader: Reader,
+    /// The order of its sessions' pushes, when it leads.
+    pub door: SequenceDoor,
+}
+
+/// The meta group's replica on this node.
+pub struct MetaReplica {
+    /// Which.
+    pub listed: ListedReplica,
+    /// Its Raft group.
+    pub raft: Group,
+    /// Its state.
+    pub machine: Arc<MetaMachine>,
+}
+
+/// A replica that was found damaged or lost.
+#[derive(Debug, Clone)]
+pub struct Quarantined {
+    /// Which.
+    pub listed: ListedReplica,
+    /// What was found.
+    pub reason: String,
+}
+
+/// Everything that runs here.
+#[derive(Default)]
+pub struct Replicas {
+    shards: ArcSwap<HashMap<u64, Arc<ShardReplica>>>,
+    meta: ArcSwapOption<MetaReplica>,
+    quarantined: Mutex<HashMap<u64, Quarantined>>,
+}
+
+impl Replicas {
+    /// The replica of a shard's group.
+    ///
+    /// # Errors
+    /// UNKNOWN_GROUP: the group is not on this node, or its replica here is quarantined.
+    pub fn shard(&self, group: u64) -> Result<Arc<ShardReplica>, RequestError> {
+        if let Some(replica) = self.shards.load().get(&group) {
+            return Ok(replica.clone());
+        }
+        let message = match self.quarantined.lock().get(&group) {
+            Some(found) => format!("the replica of group {group} on this node is quarantined: {}", found.reason),
+            None => format!("group {group} is not on this node"),
+        };
+        Err(RequestError::new(ErrorKind::UnknownGroup, message).in_group(group).retry_soon())
+    }
+
+    /// Every shard replica that runs, by shard.
+    #[must_use]
+    pub fn shards(&self) -> Vec<Arc<ShardReplica>> {
+        let mut all: Vec<_> = self.shards.load().values().cloned().collect();
+        all.sort_by_key(|r| r.listed.shard);
+        all
+    }
+
+    /// The meta group's replica, if this node has one.
+    #[must_use]
+    pub fn meta(&self) -> Option<Arc<MetaReplica>> {
+        self.meta.load_full()
+    }
+
+    /// Replicas that cannot run.
+    #[must_use]
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        let mut all: Vec<_> = self.quarantined.lock().values().cloned().collect();
+        all.sort_by_key(|q| q.listed.group);
+        all
+    }
+
+    /// The Raft group of any group here.
+    #[must_use]
+    pub fn raft(&self, group: u64) -> Option<Group> {
+        if group == META_GROUP {
+            return self.meta().map(|m| m.raft.clone());
+        }
+        self.shards.load().get(&group).map(|r| r.raft.clone())
+    }
+
+    pub(super) fn add_shard(&self, replica: ShardReplica) {
+        let replica = Arc::new(replica);
+        self.shards.rcu(|known| {
+            let mut changed = HashMap::clone(known);
+            changed.insert(replica.listed.group, replica.clone());
+            changed
+        });
+        self.quarantined.lock().remove(&replica.listed.group);
+    }
+
+    pub(super) fn set_meta(&self, replica: MetaReplica) {
+        self.quarantined.lock().remove(&META_GROUP);
+        self.meta.store(Some(Arc::new(replica)));
+    }
+
+    pub(super) fn quarantine(&self, found: Quarantined) {
+        tracing::error!(
+            group = found.listed.group,
+            replica = found.listed.replica,
+            reason = %found.reason,
+            "replica quarantined: it neither votes nor serves, and is replaced from its peers"
+        );
+        self.remove(found.listed.group);
+        self.quarantined.lock().insert(found.listed.group, found);
+    }
+
+    pub(super) fn remove(&self, group: u64) {
+        if group == META_GROUP {
+            self.meta.store(None);
+        }
+        self.shards.rcu(|known| {
+            let mut changed = HashMap::clone(known);
+            changed.remove(&group);
+            changed
+        });
+        self.quarantined.lock().remove(&group);
+    }
+}

@@ -1,0 +1,142 @@
+//! Scrubbing: one entry in each shard's log fixes the index at which every replica computes its digest; this node
+//! collects and compares them.
+//!
+//! Invariant: digests are compared at one index a shard, or not at all: a replica that gives none within the deadline is
+//! named, and the shard is not called equal.
+//!
+//! Not here: computing a digest (`shard/`, `read/digest.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1::{
+    GetNodeStatusRequest, GroupPlacement, MetaState, NodeAddress, NodeStatus, ReplicaDigest, ScrubReply,
+    ShardDigests,
+};
+use futures_util::future::{join_all, try_join_all};
+
+use super::node::Node;
+use crate::meta::state::META_SHARD;
+use crate::service::RequestError;
+
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Node {
+    /// Digests of every replica of `shards` (all, when empty).
+    ///
+    /// # Errors
+    /// UNAVAILABLE when a shard has no leader until the deadline.
+    pub async fn scrub(self: &Arc<Self>, shards: &[u32], deadline: Instant) -> Result<ScrubReply, RequestError> {
+        let state = self.meta_state();
+        let wanted: Vec<&GroupPlacement> = state
+            .groups
+            .iter()
+            .filter(|g| g.shard != META_SHARD && (shards.is_empty() || shards.contains(&g.shard)))
+            .collect();
+        let scrub_id = (uuid::Uuid::new_v4().as_u128() as u64).max(1);
+        let entry = ShardCommand::Scrub { scrub_id }.encode();
+        let proposals = wanted.iter().map(|g| self.propose(g.group, entry.clone(), deadline));
+        try_join_all(proposals).await?;
+        let mut found = self.collect(&state, &wanted, scrub_id).await;
+        while found.iter().any(|s| !s.problem.is_empty()) && Instant::now() + PAUSE < deadline {
+            let unreachable = found.iter().all(|s| !s.problem.contains("no digest yet"));
+            if unreachable {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+            found = self.collect(&state, &wanted, scrub_id).await;
+        }
+        Ok(ScrubReply { shards: found })
+    }
+
+    async fn collect(
+        self: &Arc<Self>,
+        state: &MetaState,
+        wanted: &[&GroupPlacement],
+        scrub_id: u64,
+    ) -> Vec<ShardDigests> {
+        let ask = |node: &NodeAddress| {
+            let (id, address) = (node.id, node.address.clone());
+            async move { (id, self.ask_status(id, &address, scrub_id).await) }
+        };
+        let answers = join_all(state.nodes.iter().map(ask)).await;
+        wanted.iter().map(|group| compare(group, &answers)).collect()
+    }
+
+    async fn ask_status(self: &Arc<Self>, id: u64, address: &str, scrub_id: u64) -> Result<NodeStatus, RequestError> {
+        let request = GetNodeStatusRequest { with_digest: false, scrub_id };
+        if id == self.config.node_id {
+            let node = self.clone();
+            let asked = tokio::task::spawn_blocking(move || node.status(&request)).await;
+            return asked.map_err(|e| {
+                RequestError::new(evershard_proto::v1::ErrorKind::Internal, format!("own status: {e}"))
+            });
+        }
+        let mut client = self.peers.admin(address)?;
+        match client.get_node_status(request).await {
+            Ok(reply) => Ok(reply.into_inner()),
+            Err(status) => Err(RequestError::from_status(&status)),
+        }
+    }
+}
+
+fn compare(group: &GroupPlacement, answers: &[(u64, Result<NodeStatus, RequestError>)]) -> ShardDigests {
+    let mut shard = ShardDigests { shard: group.shard, ..Default::default() };
+    let mut problems = Vec::new();
+    let mut indexes = Vec::new();
+    for placed in group.replicas.iter().filter(|r| r.created) {
+        let node = placed.node;
+        let status = match answers.iter().find(|(id, _)| *id == node) {
+            Some((_, Ok(status))) => status,
+            Some((_, Err(error))) => {
+                problems.push(format!("node {node} gave no answer: {error}"));
+                continue;
+            }
+            None => continue,
+        };
+        match status.replicas.iter().find(|r| r.replica == placed.replica) {
+            Some(replica) if replica.role == "quarantined" => {
+                problems.push(format!("its replica on node {node} is quarantined: {}", replica.quarantine_reason));
+            }
+            Some(replica) if replica.digest == "skipped" => {
+                problems.push(format!("its replica on node {node} was still replaying"));
+            }
+            Some(replica) if !replica.digest.is_empty() => {
+                indexes.push(replica.digest_index);
+                shard.digests.push(ReplicaDigest { node, digest: replica.digest.clone() });
+            }
+            _ => problems.push(format!("no digest yet from node {node}")),
+        }
+    }
+    shard.index = indexes.first().copied().unwrap_or(0);
+    if indexes.iter().any(|index| *index != shard.index) {
+        problems.push("digests are of different indexes".into());
+    }
+    let first = shard.digests.first().map(|d| d.digest.clone());
+    let same = shard.digests.iter().all(|d| Some(&d.digest) == first.as_ref());
+    shard.equal = problems.is_empty() && same && !shard.digests.is_empty();
+    shard.problem = problems.join("; ");
+    shard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evershard_proto::v1::{ReplicaPlacement, ReplicaStatus};
+
+    fn answer(node: u64, digest: &str) -> (u64, Result<NodeStatus, RequestError>) {
+        let replica = ReplicaStatus { replica: node, digest: digest.into(), digest_index: 9, ..Default::default() };
+        (node, Ok(NodeStatus { node, replicas: vec![replica], ..Default::default() }))
+    }
+
+    #[test]
+    fn equal_only_when_every_replica_gave_the_same_digest() {
+        let placed = |n| ReplicaPlacement { replica: n, node: n, created: true, replaces: 0 };
+        let group = GroupPlacement { group: 1, replicas: vec![placed(1), placed(2)], ..Default::default() };
+        assert!(compare(&group, &[answer(1, "aa"), answer(2, "aa")]).equal);
+        assert!(!compare(&group, &[answer(1, "aa"), answer(2, "ab")]).equal);
+        let missing = compare(&group, &[answer(1, "aa"), answer(2, "")]);
+        assert!(!missing.equal && missing.problem.contains("node 2"));
+    }
+}

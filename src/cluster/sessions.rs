@@ -1,0 +1,105 @@
+//! Sessions: the meta group numbers them, its leader holds their leases, and the shards are told when they end.
+//!
+//! Invariants:
+//! - a lease is volatile: a new meta leader gives every session a fresh one, so a session ends late, never early;
+//! - a session that ended is told to the shards as (floor, live): it can never read as a new one (design 14.5).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1::{ErrorKind, ExpireSessions, OpenMetaSession, meta_command::Command};
+use parking_lot::Mutex;
+
+use super::node::Node;
+use crate::meta::state::META_SHARD;
+use crate::service::RequestError;
+
+/// When each session was last heard of, on the meta leader.
+#[derive(Debug, Default)]
+pub struct Leases {
+    heard: Mutex<(u64, HashMap<u64, Instant>)>,
+}
+
+impl Leases {
+    /// Hears of `session` in the meta leader's term `term`.
+    fn renew(&self, term: u64, session: u64) {
+        let mut heard = self.heard.lock();
+        if heard.0 != term {
+            *heard = (term, HashMap::new());
+        }
+        heard.1.insert(session, Instant::now());
+    }
+
+    /// Those of `sessions` not heard of for `lease`; one seen for the first time in this term is heard of now.
+    fn expired(&self, term: u64, sessions: impl Iterator<Item = u64>, lease: Duration) -> Vec<u64> {
+        let now = Instant::now();
+        let mut heard = self.heard.lock();
+        if heard.0 != term {
+            *heard = (term, HashMap::new());
+        }
+        sessions.filter(|s| now.duration_since(*heard.1.entry(*s).or_insert(now)) > lease).collect()
+    }
+}
+
+impl Node {
+    /// Issues a session number; the same nonce gives the same number.
+    ///
+    /// # Errors
+    /// UNAVAILABLE when the meta group took no command in time.
+    pub async fn open_session(self: &Arc<Self>, nonce: bytes::Bytes) -> Result<u64, RequestError> {
+        self.require_cluster()?;
+        if nonce.len() != 16 {
+            let what = format!("a session's nonce has 16 bytes, not {}", nonce.len());
+            return Err(RequestError::new(ErrorKind::Invalid, what));
+        }
+        let open = Command::OpenSession(OpenMetaSession { nonce });
+        let outcome = self.propose_meta(open, Instant::now() + Duration::from_secs(10)).await?;
+        Ok(outcome.session)
+    }
+
+    /// Renews a session's lease, on the meta leader.
+    ///
+    /// # Errors
+    /// NOT_LEADER elsewhere; SESSION_EXPIRED when it ended.
+    pub fn renew_session_here(&self, session: u64) -> Result<(), RequestError> {
+        let meta = self.replicas.meta();
+        let leadership = meta.as_ref().map(|m| m.raft.leadership()).unwrap_or_default();
+        if !leadership.is_self {
+            return Err(RequestError::not_leader(0, leadership.leader.as_ref()));
+        }
+        if !self.meta_state().sessions.iter().any(|s| s.session == session) {
+            let what = format!("session {session} has ended: the outcome of its unacknowledged pushes is unknown");
+            return Err(RequestError::new(ErrorKind::SessionExpired, what));
+        }
+        self.leases.renew(leadership.term, session);
+        Ok(())
+    }
+
+    /// Ends what was not heard of for the lease. Done by the meta leader's agent.
+    pub(super) async fn expire_sessions(self: &Arc<Self>, term: u64) {
+        let state = self.meta_state();
+        let lease = Duration::from_secs(u64::from(self.config.session_lease_seconds));
+        let expired = self.leases.expired(term, state.sessions.iter().map(|s| s.session), lease);
+        if expired.is_empty() {
+            return;
+        }
+        tracing::info!(?expired, "sessions end: their clients were not heard of");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let live: Vec<u64> =
+            state.sessions.iter().map(|s| s.session).filter(|s| !expired.contains(s)).collect();
+        // The shards first: a session is forgotten by the meta group only when no shard can take its pushes.
+        let entry = ShardCommand::Sessions { floor: state.next_session, live }.encode();
+        for group in state.groups.iter().filter(|g| g.shard != META_SHARD) {
+            if let Err(error) = self.propose(group.group, entry.clone(), deadline).await {
+                tracing::warn!(group = group.group, %error, "a shard was not told of ended sessions; tried again");
+                return;
+            }
+        }
+        let expire = Command::ExpireSessions(ExpireSessions { sessions: expired });
+        if let Err(error) = self.propose_meta(expire, deadline).await {
+            tracing::warn!(%error, "ended sessions are still listed; tried again");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Creating and dropping tables: first the meta group, then a schema entry in every shard, then the meta group again.
+//!
+//! Invariants:
+//! - a table is visible to clients (active) only when every shard has its schema;
+//! - a creation or drop that was cut off half-way is finished by the meta leader's agent: each step may be repeated.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1::{
+    ActivateTable, CreateTable, ErrorKind, RemoveTable, TableDefinition, TableDescription,
+    meta_command::Command,
+};
+use futures_util::future::try_join_all;
+
+use super::node::Node;
+use crate::meta::state::{META_SHARD, find_table};
+use crate::model::TableSchema;
+use crate::service::RequestError;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+impl Node {
+    /// Creates a table, or finds that it exists with this definition.
+    ///
+    /// # Errors
+    /// INVALID for a definition that makes no sense, CONFLICT for another one under the same name.
+    pub async fn create_table(
+        self: &Arc<Self>,
+        definition: TableDefinition,
+    ) -> Result<TableDescription, RequestError> {
+        self.require_cluster()?;
+        let deadline = Instant::now() + DEADLINE;
+        TableSchema::new(0, &definition).map_err(|e| RequestError::new(e.kind(), e.to_string()))?;
+        let create = Command::CreateTable(CreateTable { definition: Some(definition) });
+        let outcome = self.propose_meta(create, deadline).await.map_err(|e| {
+            // The definition was checked above: what the meta group still refuses is a conflict or a limit.
+            e
+        })?;
+        let table = outcome
+            .table
+            .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
+        let active = self.meta_state().tables.iter().any(|t| t.number == table.number && t.active);
+        if !active {
+            self.tell_shards(&table, false, deadline).await?;
+        }
+        Ok(table)
+    }
+
+    /// Drops a table and its rows.
+    ///
+    /// # Errors
+    /// UNKNOWN_TABLE.
+    pub async fn drop_table(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+        self.require_cluster()?;
+        let deadline = Instant::now() + DEADLINE;
+        let remove = Command::RemoveTable(RemoveTable { name: name.into() });
+        let outcome = self.propose_meta(remove, deadline).await.map_err(|e| match e.kind() {
+            ErrorKind::Invalid => RequestError::new(ErrorKind::UnknownTable, e.to_string()),
+            _ => e,
+        })?;
+        match outcome.table {
+            Some(table) => self.tell_shards(&table, true, deadline).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Schema entries to all shards, then the mark that they have it.
+    pub(super) async fn tell_shards(
+        self: &Arc<Self>,
+        table: &TableDescription,
+        dropped: bool,
+        deadline: Instant,
+    ) -> Result<(), RequestError> {
+        let entry = ShardCommand::Schema { table: table.clone(), dropped }.encode();
+        let state = self.meta_state();
+        let shards = state.groups.iter().filter(|g| g.shard != META_SHARD);
+        try_join_all(shards.map(|g| self.propose(g.group, entry.clone(), deadline))).await?;
+        let activate = Command::ActivateTable(ActivateTable { number: table.number });
+        self.propose_meta(activate, deadline).await?;
+        self.wait_for_meta(deadline, |state| {
+            state.tables.iter().find(|t| t.number == table.number).is_none_or(|t| t.active && !dropped)
+        })
+        .await;
+        Ok(())
+    }
+
+    /// What the meta leader finishes for others: tables that are neither here nor gone.
+    pub(super) async fn finish_tables(self: &Arc<Self>) {
+        let state = self.meta_state();
+        for table in state.tables.iter().filter(|t| t.dropped || !t.active) {
+            let described = crate::meta::state::description(table);
+            let deadline = Instant::now() + Duration::from_secs(2);
+            if let Err(error) = self.tell_shards(&described, table.dropped, deadline).await {
+                tracing::warn!(table = table.number, %error, "a table is not complete on every shard yet");
+            }
+        }
+    }
+
+    /// The number of an active table.
+    #[must_use]
+    pub fn table_number(&self, name: &str) -> Option<u32> {
+        find_table(&self.meta_state(), name).filter(|t| t.active).map(|t| t.number)
+    }
+}

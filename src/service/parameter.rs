@@ -1,0 +1,228 @@
+//! The parameter door: pulls and pushes, one by one or many on one stream.
+//!
+//! A push walks: the group's replica here -> is it the leader, and serving? -> the body's checksum and lengths -> the
+//! schemas -> the order of its session -> the log -> the answer of apply. A pull walks: the replica -> consistency ->
+//! the table.
+//!
+//! Invariants:
+//! - nothing is proposed that was not checked whole;
+//! - a push is proposed in [`ParameterDoor::begin_push`], which never waits: pushes of one stream enter the log in the
+//!   order they came;
+//! - a refused request leaves nothing behind.
+//!
+//! Not here: the stream itself (`exchange.rs`).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use evershard_proto::push_body::PushBody;
+use evershard_proto::v1::parameter_service_server::ParameterService;
+use evershard_proto::v1::{
+    Consistency, ErrorKind, ExchangeRequest, PullReply, PullRequest, PushPullReply, PushPullRequest, PushReply,
+    PushRequest,
+};
+use evershard_raft::Answer;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::exchange::{self, Replies};
+use super::{ReadPool, RequestError};
+use crate::cluster::replicas::{Replicas, ShardReplica};
+use crate::ingest::OutOfOrder;
+use crate::model::PushOutcome;
+use crate::telemetry::metric_definitions as metric;
+
+/// A pull whose reply is at most this long is answered on the runtime's own thread.
+const INLINE_PULL_BYTES_MAX: usize = 64 * 1024;
+
+/// The parameter service of a node. Cheap to clone.
+#[derive(Clone)]
+pub struct ParameterDoor {
+    pub(super) replicas: Arc<Replicas>,
+    pub(super) read_pool: Arc<ReadPool>,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+    pub(super) stream_in_flight_bytes: usize,
+}
+
+/// A push on its way into the log.
+pub(super) struct BegunPush {
+    answer: Answer,
+    replica: Arc<ShardReplica>,
+    term: u64,
+    session: u64,
+    since: Instant,
+}
+
+impl ParameterDoor {
+    /// A door to `replicas`. Streams end when `stop` is cancelled; `tasks` owns what they spawn.
+    #[must_use]
+    pub fn new(
+        replicas: Arc<Replicas>,
+        read_pool: Arc<ReadPool>,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+        stream_in_flight_bytes: usize,
+    ) -> Self {
+        ParameterDoor { replicas, read_pool, tasks, stop, stream_in_flight_bytes }
+    }
+
+    /// Checks a push and hands it to the log, without waiting.
+    pub(super) fn begin_push(&self, request: &PushRequest) -> Result<BegunPush, RequestError> {
+        metrics::counter!(metric::PUSH_BYTES_TOTAL).increment(request.body.len() as u64);
+        self.begin_push_unmeasured(request).inspect_err(|_| count_push("refused"))
+    }
+
+    fn begin_push_unmeasured(&self, request: &PushRequest) -> Result<BegunPush, RequestError> {
+        let since = Instant::now();
+        let group = request.group;
+        let replica = self.replicas.shard(group)?;
+        let not_serving = |e| RequestError::from_not_serving(group, &e);
+        replica.raft.serving_lease().map_err(not_serving)?;
+        let term = replica.raft.leadership().term;
+        let body = PushBody::parse(&request.body)
+            .map_err(|e| RequestError::new(ErrorKind::Corrupt, e.to_string()).in_group(group))?;
+        replica.machine.check_push(&body).map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
+        let applied = || replica.machine.last_seq(body.session);
+        if let Err(refused) = replica.door.admit(term, body.session, body.seq, applied) {
+            // An expired session has no next number: it is refused by name.
+            if let Some(outcome) = replica.machine.recorded_outcome(body.session, body.seq) {
+                return Err(outcome_reply(group, outcome).err().unwrap_or_else(|| out_of_order(group, refused)));
+            }
+            return Err(out_of_order(group, refused));
+        }
+        let session = body.session;
+        match replica.raft.propose(request.body.clone()) {
+            Ok(answer) => Ok(BegunPush { answer, replica, term, session, since }),
+            Err(error) => {
+                replica.door.retract(term, session);
+                Err(RequestError::from_propose(group, &error))
+            }
+        }
+    }
+
+    /// Waits for what became of a begun push.
+    pub(super) async fn finish_push(begun: BegunPush) -> Result<PushReply, RequestError> {
+        let BegunPush { answer, replica, term, session, since } = begun;
+        let group = replica.listed.group;
+        let answer = answer.await.map_err(|error| {
+            count_push("failed");
+            replica.door.retract(term, session);
+            RequestError::from_propose(group, &error)
+        })?;
+        let outcome = PushOutcome::decode(&answer)
+            .map_err(|e| RequestError::new(ErrorKind::Internal, format!("group {group}: {e}")).in_group(group))?;
+        metrics::histogram!(metric::PUSH_SECONDS).record(since.elapsed().as_secs_f64());
+        let reply = outcome_reply(group, outcome);
+        count_push(match &reply {
+            Ok(PushReply { index: 0 }) => "replayed",
+            Ok(_) => "applied",
+            Err(_) => "refused",
+        });
+        reply
+    }
+
+    /// Reads rows.
+    pub(super) async fn pull_rows(&self, request: PullRequest) -> Result<PullReply, RequestError> {
+        let since = Instant::now();
+        let rows = request.keys.len() as u64 / 8;
+        let reply = self.pull_unmeasured(request).await;
+        let outcome = match &reply {
+            Ok(_) => "ok",
+            Err(error) if error.kind() == ErrorKind::Internal => "failed",
+            Err(_) => "refused",
+        };
+        metrics::counter!(metric::PULLS_TOTAL, "outcome" => outcome).increment(1);
+        metrics::counter!(metric::PULL_ROWS_TOTAL).increment(rows);
+        metrics::histogram!(metric::PULL_SECONDS).record(since.elapsed().as_secs_f64());
+        reply
+    }
+
+    async fn pull_unmeasured(&self, request: PullRequest) -> Result<PullReply, RequestError> {
+        let group = request.group;
+        let replica = self.replicas.shard(group)?;
+        match request.consistency() {
+            Consistency::Leader => {
+                replica.raft.serving_lease().map_err(|e| RequestError::from_not_serving(group, &e))?;
+            }
+            Consistency::Any => {}
+        }
+        let row_bytes = replica.reader.schema(request.table).map_or(0, |schema| schema.dim() as usize * 4);
+        if request.keys.len() / 8 * row_bytes <= INLINE_PULL_BYTES_MAX {
+            return read_rows(&replica, &request);
+        }
+        let read = self.read_pool.run(move || read_rows(&replica, &request)).await;
+        read.map_err(|e| RequestError::new(ErrorKind::Exhausted, e.to_string()).in_group(group).retry_soon())?
+    }
+
+    /// Rows, then the push to them.
+    pub(super) async fn pull_then_begin(
+        &self,
+        request: PushPullRequest,
+    ) -> Result<(PullReply, BegunPush), RequestError> {
+        let (Some(pull), Some(push)) = (request.pull, request.push) else {
+            return Err(RequestError::new(ErrorKind::Invalid, "push_pull needs both a pull and a push"));
+        };
+        let rows = self.pull_rows(pull).await?;
+        Ok((rows, self.begin_push(&push)?))
+    }
+}
+
+fn count_push(outcome: &'static str) {
+    metrics::counter!(metric::PUSHES_TOTAL, "outcome" => outcome).increment(1);
+}
+
+fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestError> {
+    match (outcome, outcome.detail()) {
+        (PushOutcome::Applied { index }, _) => Ok(PushReply { index }),
+        (_, Some(detail)) => Err(RequestError::from(detail).in_group(group)),
+        (_, None) => Err(RequestError::new(ErrorKind::Internal, format!("group {group}: no outcome"))),
+    }
+}
+
+fn out_of_order(group: u64, refused: OutOfOrder) -> RequestError {
+    let mut error = RequestError::new(ErrorKind::OutOfOrder, refused.to_string()).in_group(group);
+    error.0.expected_seq = refused.expected;
+    error
+}
+
+fn read_rows(replica: &ShardReplica, request: &PullRequest) -> Result<PullReply, RequestError> {
+    let mut rows = BytesMut::new();
+    let mut exists = BytesMut::new();
+    let wanted = request.want_exists.then_some(&mut exists);
+    let info = replica.reader.pull(request.table, &request.keys, wanted, &mut rows).map_err(|e| {
+        let error = RequestError::from(e.detail()).in_group(request.group);
+        if error.kind() == ErrorKind::Unavailable { error.retry_soon() } else { error }
+    })?;
+    let rows_crc32 = crc32fast::hash(&rows);
+    Ok(PullReply { index: info.index, rows: rows.freeze(), exists: exists.freeze(), rows_crc32 })
+}
+
+#[tonic::async_trait]
+impl ParameterService for ParameterDoor {
+    type ExchangeStream = Replies;
+
+    async fn pull(&self, request: Request<PullRequest>) -> Result<Response<PullReply>, Status> {
+        Ok(Response::new(self.pull_rows(request.into_inner()).await?))
+    }
+
+    async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
+        let begun = self.begin_push(request.get_ref())?;
+        Ok(Response::new(Self::finish_push(begun).await?))
+    }
+
+    async fn push_pull(&self, request: Request<PushPullRequest>) -> Result<Response<PushPullReply>, Status> {
+        let (pull, begun) = self.pull_then_begin(request.into_inner()).await?;
+        let push = Self::finish_push(begun).await?;
+        Ok(Response::new(PushPullReply { pull: Some(pull), push: Some(push) }))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        Ok(Response::new(exchange::serve(self.clone(), request.into_inner())))
+    }
+}
