@@ -86,7 +86,7 @@ def write_picture(report: dict[str, Any], path: pathlib.Path) -> None:
     above.set_ylabel("training loss")
     below.set_ylabel("thousand rows/s (pulled + pushed)")
     below.set_xlabel("seconds (red: kill, green: node back and caught up)")
-    below.set_ylim(bottom=0)
+    below.set_ylim(0, below.get_ylim()[1] * 1.25)  # Room for the legend.
     for axis in (above, below):
         axis.grid(alpha=0.25)
         axis.legend(loc="upper right", fontsize=8)

@@ -135,7 +135,8 @@ class Training:
         """Figures and the series by second."""
         seconds = max(self.ended - self.began, 1e-9)
         with self._lock:
-            series = sorted(self._seconds.items())
+            # Seconds in which nothing was acknowledged are in the series, with rate 0.
+            series = [(s, self._seconds.get(s, [0.0, 0, 0])) for s in range(max(self._seconds, default=-1) + 1)]
         return {
             "auc": round(self.auc, 5),
             "loss": round(self.loss, 5),
