@@ -160,24 +160,20 @@ fn refuse(shared: &Shared, operations: Vec<Operation>) {
     }
 }
 
-/// Brings the cached entries below their limit, each group by the same part.
+/// Brings the cached entries somewhat below their limit, each group by the same part. What is not durable stays.
 fn evict(shared: &Shared) {
     let limit = shared.options.cache_bytes;
-    if shared.cached_bytes.load(Ordering::Relaxed) <= limit {
+    let total = shared.cached_bytes.load(Ordering::Relaxed);
+    if total <= limit {
         return;
     }
     let groups: Vec<_> = shared.groups.read().values().cloned().collect();
-    // Three quarters of each at a time; what is not durable stays, so a round may bring nothing.
-    for _round in 0..4 {
-        for group in &groups {
-            let mut index = group.lock();
-            let before = index.cached_bytes();
-            index.evict_to(before / 4 * 3);
-            shared.note_cached(before, index.cached_bytes());
-        }
-        if shared.cached_bytes.load(Ordering::Relaxed) <= limit {
-            return;
-        }
+    let kept_part = (limit - limit / 8) as f64 / total as f64;
+    for group in groups {
+        let mut index = group.lock();
+        let before = index.cached_bytes();
+        index.evict_to((before as f64 * kept_part) as u64);
+        shared.note_cached(before, index.cached_bytes());
     }
 }
 

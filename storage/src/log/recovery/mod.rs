@@ -86,7 +86,7 @@ pub(super) fn open(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogE
         }
     }
     let torn_bytes = remove_leftovers(options, disk, &numbers, known.first, &scans, &verdict)?;
-    let mut opened = go_on(options, disk, &known, &scans, verdict, &quarantined)?;
+    let mut opened = go_on(options, disk, &known, verdict, &quarantined)?;
     for key in quarantined.keys() {
         if let Some(index) = groups.get_mut(key) {
             index.anchors.quarantine = Some(opened.active.number);
@@ -238,7 +238,6 @@ fn go_on(
     options: &LogOptions,
     disk: &dyn Disk,
     known: &Known,
-    scans: &BTreeMap<u64, SegmentScan>,
     verdict: Verdict,
     quarantined: &Quarantines,
 ) -> Result<Opened, LogError> {
@@ -264,7 +263,8 @@ fn go_on(
             (segment, end)
         }
         None => {
-            let highest = scans.keys().chain(verdict.ends.keys()).max().copied().unwrap_or(0);
+            let highest = verdict.ends.keys().next_back().copied().unwrap_or(0);
+            // Consecutive, unless the last ones are lost: their numbers are not used again.
             let number = highest.max(known.synced.segment) + 1;
             let leftover = directory.join(file_name(number));
             if disk.exists(&leftover).map_err(LogError::io("look for", &leftover))? {

@@ -1,0 +1,14 @@
+//! Tests of the node-wide log: what it promises while it runs, after a crash, and after damage.
+//!
+//! Not here: the formats of its parts (tested beside them).
+
+mod basics;
+mod crash;
+mod damage;
+mod golden;
+mod memory;
+mod model;
+mod random;
+mod retire;
+mod script;
+mod threaded;
