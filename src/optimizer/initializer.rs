@@ -107,10 +107,10 @@ mod tests {
         let hex = |values: Vec<f32>| {
             values.iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(hex(fill(UNIFORM, 42, 7, 5)), "");
-        assert_eq!(hex(fill(UNIFORM, 42, u64::MAX, 3)), "");
-        assert_eq!(hex(fill(NORMAL, 42, 7, 5)), "");
-        assert_eq!(hex(fill(NORMAL, 0, 0, 3)), "");
+        assert_eq!(hex(fill(UNIFORM, 42, 7, 5)), "bf6115ac 3f0f4f5a bf715138 3ec3f57c be981b2c");
+        assert_eq!(hex(fill(UNIFORM, 42, u64::MAX, 3)), "3d828dd0 3eeb95f0 bf72903e");
+        assert_eq!(hex(fill(NORMAL, 42, 7, 5)), "3f248c1f 3e833616 3ea453a9 bfd81420 40352a3d");
+        assert_eq!(hex(fill(NORMAL, 0, 0, 3)), "3e22ef97 3fbc7290 bf2b8b76");
     }
 
     #[test]

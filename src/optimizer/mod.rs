@@ -19,6 +19,8 @@ mod initializer;
 mod normal;
 mod power;
 #[cfg(test)]
+mod pytorch;
+#[cfg(test)]
 mod scalar;
 mod sgd;
 
