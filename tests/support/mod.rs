@@ -3,12 +3,15 @@
 //! Every test owns its cluster: own ports, own directory, gone with the test (kept, and named, when the test fails).
 //! Waits are by condition with a generous limit; no test asserts how long something took.
 
-#![allow(dead_code)] // Each test binary compiles this module and uses a part of it.
+#![allow(dead_code, unused_imports)] // Each test binary compiles this module and uses a part of it.
 
 pub(crate) mod cluster;
+pub(crate) mod ledger;
 pub(crate) mod node;
 pub(crate) mod ports;
 pub(crate) mod proxy;
+pub(crate) mod pusher;
+pub(crate) mod trainer;
 
 pub(crate) use cluster::{Cluster, Options};
 
