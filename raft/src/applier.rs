@@ -175,10 +175,11 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
         Ok((applied.0.map(to_log_id), applied.1.clone()))
     }
 
-    async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
     where
         S: Stream<Item = Result<EntryResponder<TypeConfig<RT>>, io::Error>> + Unpin + OptionalSend,
     {
+        let mut entries = entries.fuse();
         loop {
             let mut batch = Vec::new();
             let mut responders = Vec::new();

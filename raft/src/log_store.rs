@@ -128,7 +128,7 @@ impl<RT: Runtime> RaftLogReader<TypeConfig<RT>> for LogStore<RT> {
                 }
             }
         });
-        Box::pin(batches.flat_map(futures_util::stream::iter))
+        Box::pin(batches.flat_map(futures_util::stream::iter).fuse())
     }
 
     async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<RaftEntry>, io::Error>

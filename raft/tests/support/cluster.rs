@@ -68,6 +68,11 @@ pub async fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> 
 
 impl Cluster {
     pub async fn start(nodes: u64, groups: &[u64], tune: fn(&mut RaftOptions)) -> Self {
+        // RUST_LOG=info shows what happened when a test fails.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
         let folder = tempfile::tempdir().expect("tempdir");
         let mut cluster = Self { folder, peers: BTreeMap::new(), nodes: BTreeMap::new(), tune };
         for id in 1..=nodes {
