@@ -9,7 +9,7 @@ use super::DurableIndex;
 use crate::shard::{Debts, ShardError, ShardMachine, store_position};
 
 /// Rows copied under one taking of the lock for reading.
-const ROWS_PER_LOCK: usize = 256;
+const ROWS_PER_LOCK: usize = if cfg!(test) { 2 } else { 256 };
 /// Slots looked at for dirty bits under one taking of the lock.
 const SLOTS_PER_LOCK: u32 = 1 << 20;
 
@@ -96,7 +96,7 @@ impl Cycle<'_> {
         let mut run = store.begin_run().map_err(|error| self.store_error(error))?;
         let mut dropped_at = 0;
         for number in self.noted.tables.clone() {
-            self.write_table(&mut run, number, debts).map_err(|error| self.store_error(error))?;
+            self.write_table(&mut run, number, log, debts).map_err(|error| self.store_error(error))?;
         }
         for number in &self.noted.unsettled {
             run.drop_table(*number);
@@ -126,11 +126,18 @@ impl Cycle<'_> {
     }
 
     /// Step 2 for one table: dirty rows, in order of their keys, and in between the tombstones that nobody needs any more.
-    fn write_table(&mut self, run: &mut RunWriter<'_>, number: u32, debts: &Debts) -> Result<(), StoreError> {
+    fn write_table(
+        &mut self,
+        run: &mut RunWriter<'_>,
+        number: u32,
+        log: &dyn DurableIndex,
+        debts: &Debts,
+    ) -> Result<(), StoreError> {
         let dirty = self.dirty_rows(number);
         let mut graves = self.graves(number, debts, &dirty).into_iter().peekable();
         let mut copies = Copies::default();
         for batch in dirty.chunks(ROWS_PER_LOCK) {
+            log.pace();
             copies.clear();
             if let Some(table) = self.machine.rows().read().table(number) {
                 table.flush_rows(batch, |key, header, floats| copies.push(key, header, floats));

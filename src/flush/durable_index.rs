@@ -12,6 +12,10 @@ pub trait DurableIndex: Send + Sync {
 
     /// Bytes of log behind `index`: what a restart would replay if nothing was flushed after it.
     fn bytes_since(&self, index: u64) -> u64;
+
+    /// Called between two batches of rows, with no lock of the rows held: the place to hold a flush back, and, in tests, to
+    /// apply entries in the middle of one.
+    fn pace(&self) {}
 }
 
 /// How long a cycle waits for the log before it is put off.

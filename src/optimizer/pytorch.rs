@@ -46,9 +46,7 @@ impl Case {
         let (lr, eps) = (self.lr, self.eps);
         let rule = match self.rule.as_str() {
             "sgd" => Rule::Sgd(Sgd { lr }),
-            "adagrad" => {
-                Rule::Adagrad(Adagrad { lr, eps, initial_accumulator: self.initial_accumulator })
-            }
+            "adagrad" => Rule::Adagrad(Adagrad { lr, eps, initial_accumulator: self.initial_accumulator }),
             "adam" => Rule::Adam(Adam { lr, beta1: self.beta1, beta2: self.beta2, eps }),
             other => panic!("unknown rule {other}"),
         };
@@ -58,8 +56,8 @@ impl Case {
 
 #[test]
 fn a_thousand_steps_as_pytorch_does_them() {
-    let vectors: Vectors =
-        serde_json::from_str(include_str!("../../tests/optimizer_golden/vectors.json")).expect("our own file");
+    let vectors: Vectors = serde_json::from_str(include_str!("../../tests/optimizer_golden/vectors.json"))
+        .expect("our own file");
     assert_eq!(vectors.cases.len(), 10);
     let mut worst_of_all = 0.0f64;
     for (number, case) in vectors.cases.iter().enumerate() {
@@ -83,7 +81,12 @@ fn a_thousand_steps_as_pytorch_does_them() {
                 })
                 .fold(0.0f64, f64::max);
             worst_of_all = worst_of_all.max(worst);
-            assert!(worst < BOUND, "{} wd {} after {step} steps: off by {worst:e}", case.rule, case.weight_decay);
+            assert!(
+                worst < BOUND,
+                "{} wd {} after {step} steps: off by {worst:e}",
+                case.rule,
+                case.weight_decay
+            );
         }
         assert_eq!(compared, case.weights.len());
     }

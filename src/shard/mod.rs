@@ -21,6 +21,8 @@ mod small_codec;
 mod small_state;
 mod snapshot;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use error::ShardError;
 pub use machine::{ShardMachine, ShardOptions};

@@ -1,0 +1,138 @@
+//! A machine over a store in a temporary folder, and a log that is as durable as the test wants.
+
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use bytes::{Bytes, BytesMut};
+use evershard_proto::key::key_of;
+use evershard_raft::state_machine::{CommittedEntry, EntryContent, LogPosition, StateMachine};
+use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore, RocksOptions, RocksShared};
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use crate::flush::{DurableIndex, FlushReport, flush_replica};
+use crate::model::KeyRange;
+use crate::read::Digest;
+use crate::shard::{ShardError, ShardMachine, ShardOptions, SmallState};
+
+static ROCKS: LazyLock<RocksShared> =
+    LazyLock::new(|| RocksShared::new(RocksOptions::default()).expect("an environment"));
+
+/// A replica that can be closed and opened again.
+pub(super) struct Replica {
+    pub(super) home: TempDir,
+    pub(super) range: KeyRange,
+    machine: Option<Arc<ShardMachine>>,
+    replica: u64,
+}
+
+impl Replica {
+    pub(super) fn new(replica: u64, range: KeyRange) -> Self {
+        let home = tempfile::tempdir().expect("a folder");
+        let store =
+            ReplicaStore::create(&home.path().join("store"), &identity(replica), &ROCKS).expect("created");
+        let machine = open(range, store);
+        Replica { home, range, machine: Some(machine), replica }
+    }
+
+    pub(super) fn machine(&self) -> &Arc<ShardMachine> {
+        self.machine.as_ref().expect("open")
+    }
+
+    /// Forgets everything in memory, as a crash does, and opens what is on disk.
+    pub(super) fn crash(&mut self) {
+        self.machine = None;
+        let (store, _) = ReplicaStore::open(&self.home.path().join("store"), &identity(self.replica), &ROCKS)
+            .expect("opened");
+        self.machine = Some(open(self.range, store));
+    }
+
+    pub(super) fn folder(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+}
+
+fn open(range: KeyRange, store: ReplicaStore) -> Arc<ShardMachine> {
+    let options = ShardOptions { range, scrub_waker: None };
+    Arc::new(ShardMachine::open(options, store).expect("loaded"))
+}
+
+fn identity(replica: u64) -> ReplicaIdentity {
+    ReplicaIdentity { cluster: "test".into(), node: replica, group: 1, shard: 3, replica }
+}
+
+/// The log as a flush sees it: what happens between its batches and before its commit is the test's choice.
+pub(super) struct Log<F: FnMut() + Send> {
+    durable: bool,
+    between: Mutex<F>,
+}
+
+impl<F: FnMut() + Send> DurableIndex for Log<F> {
+    fn wait_durable(&self, _: u64) -> bool {
+        (self.between.lock())();
+        self.durable
+    }
+
+    fn bytes_since(&self, _: u64) -> u64 {
+        0
+    }
+
+    fn pace(&self) {
+        (self.between.lock())();
+    }
+}
+
+pub(super) fn flush(machine: &ShardMachine) -> Option<FlushReport> {
+    flush_with(machine, true, || ()).expect("flushed")
+}
+
+pub(super) fn flush_with(
+    machine: &ShardMachine,
+    durable: bool,
+    between: impl FnMut() + Send,
+) -> Result<Option<FlushReport>, ShardError> {
+    let log = Log { durable, between: Mutex::new(between) };
+    flush_replica(machine, &log)
+}
+
+/// What must be equal in replicas that applied the same entries.
+#[derive(Debug, PartialEq)]
+pub(super) struct Fingerprint {
+    pub(super) digest: Digest,
+    pub(super) small: SmallState,
+    pub(super) membership: Bytes,
+    pub(super) applied: Option<LogPosition>,
+}
+
+pub(super) fn fingerprint(machine: &ShardMachine) -> Fingerprint {
+    machine.run_scans();
+    let (_, digest) = machine.digest().expect("ready");
+    let state = machine.lock_small();
+    Fingerprint {
+        digest,
+        small: state.small.clone(),
+        membership: state.membership.clone(),
+        applied: state.position,
+    }
+}
+
+pub(super) fn entry(index: u64, content: EntryContent) -> CommittedEntry {
+    CommittedEntry { position: LogPosition { term: 1 + index / 7, leader: 1, index }, content }
+}
+
+pub(super) fn command(index: u64, command: Bytes) -> CommittedEntry {
+    entry(index, EntryContent::Command { time_ms: 1_000 + (index * 37) % 101, command })
+}
+
+pub(super) fn apply(machine: &ShardMachine, entry: CommittedEntry) -> Bytes {
+    machine.apply(&[entry]).expect("applied").remove(0)
+}
+
+/// Weights of an id, and whether the row exists.
+pub(super) fn pull(machine: &ShardMachine, table: u32, id: u64) -> (Vec<f32>, bool) {
+    let (mut rows, mut exists) = (BytesMut::new(), BytesMut::new());
+    let keys = key_of(table, id).to_le_bytes();
+    machine.pull(table, &keys, Some(&mut exists), &mut rows).expect("a pull");
+    let values = rows.chunks_exact(4).map(|raw| f32::from_le_bytes(raw.try_into().expect("four"))).collect();
+    (values, exists[0] == 1)
+}

@@ -1,0 +1,8 @@
+//! The shard as a whole: its machine over a real store, against a slow reference, through flushes, crashes and installs.
+
+mod apply;
+mod crash;
+mod harness;
+mod reference;
+mod script;
+mod scrub;

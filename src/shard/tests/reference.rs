@@ -1,0 +1,304 @@
+//! A shard written once more, slowly and plainly: hash maps, one element at a time, no versions, no batches. It applies
+//! the entries of a log once each, in order; the machine must agree with it whatever it went through.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use evershard_proto::key::{id_of, key_of};
+use evershard_proto::limits::PUSHES_IN_FLIGHT_MAX;
+use evershard_proto::push_body::{Encoding, Operation, PushBody, Section};
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1;
+use evershard_raft::state_machine::{CommittedEntry, EntryContent};
+
+use crate::model::{KeyRange, PushOutcome, Refusal, RefusalKind, TableSchema};
+use crate::optimizer::Rule;
+use crate::read::Digest;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Row {
+    weights: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Reference {
+    range: KeyRange,
+    tables: BTreeMap<u32, v1::TableDefinition>,
+    dropped: BTreeSet<u32>,
+    rows: HashMap<(u32, u64), Row>,
+    sessions: HashMap<u64, Vec<Option<Refusal>>>,
+    expired: BTreeSet<u64>,
+    floor: u64,
+}
+
+impl Reference {
+    pub(super) fn new(range: KeyRange) -> Self {
+        Reference {
+            range,
+            tables: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+            rows: HashMap::new(),
+            sessions: HashMap::new(),
+            expired: BTreeSet::new(),
+            floor: 0,
+        }
+    }
+
+    /// Applies an entry; for a push, what must be answered.
+    pub(super) fn apply(&mut self, entry: &CommittedEntry) -> Option<PushOutcome> {
+        let EntryContent::Command { command, .. } = &entry.content else { return None };
+        if command[0] == evershard_proto::push_body::KIND_PUSH {
+            return Some(self.push(entry.position.index, command));
+        }
+        match ShardCommand::decode(command).expect("the test's own") {
+            ShardCommand::Schema { table, dropped: true } => {
+                self.dropped.insert(table.number);
+                self.tables.remove(&table.number);
+                self.rows.retain(|(number, _), _| *number != table.number);
+            }
+            ShardCommand::Schema { table, dropped: false } => {
+                if !self.dropped.contains(&table.number) {
+                    self.tables.entry(table.number).or_insert(table.definition.expect("there"));
+                }
+            }
+            ShardCommand::Scrub { .. } => {}
+            ShardCommand::Sessions { floor, live } => {
+                self.expired.extend((0..floor).filter(|number| !live.contains(number)));
+                self.floor = self.floor.max(floor);
+            }
+        }
+        None
+    }
+
+    fn push(&mut self, index: u64, bytes: &[u8]) -> PushOutcome {
+        if bytes.len() < 40 {
+            return PushOutcome::Refused(Refusal { kind: RefusalKind::Malformed, table: 0 });
+        }
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"));
+        let (session, seq) = (word(8), word(16));
+        if seq == 0 {
+            return PushOutcome::Refused(Refusal { kind: RefusalKind::SeqZero, table: 0 });
+        }
+        if self.expired.contains(&session) {
+            return PushOutcome::SessionExpired;
+        }
+        let results = self.sessions.entry(session).or_default();
+        let last = results.len() as u64;
+        if seq > last + 1 {
+            return PushOutcome::OutOfOrder { expected: last + 1 };
+        }
+        if seq <= last {
+            if last - seq >= PUSHES_IN_FLIGHT_MAX as u64 {
+                return PushOutcome::Forgotten { last };
+            }
+            return match results[seq as usize - 1] {
+                None => PushOutcome::Applied { index: 0 },
+                Some(refusal) => PushOutcome::Refused(refusal),
+            };
+        }
+        let refusal = match PushBody::parse_without_checksum(bytes) {
+            Ok(body) => self.refusal(&body),
+            Err(_) => Some(Refusal { kind: RefusalKind::Malformed, table: 0 }),
+        };
+        self.sessions.get_mut(&session).expect("there").push(refusal);
+        if let Some(refusal) = refusal {
+            return PushOutcome::Refused(refusal);
+        }
+        let body = PushBody::parse_without_checksum(bytes).expect("checked");
+        for section in body.sections() {
+            self.section(&section);
+        }
+        PushOutcome::Applied { index }
+    }
+
+    fn refusal(&self, body: &PushBody<'_>) -> Option<Refusal> {
+        let mut seen = BTreeSet::new();
+        for section in body.sections() {
+            let table = section.table;
+            let refusal = |kind| Some(Refusal { kind, table });
+            if !seen.insert(table) {
+                return refusal(RefusalKind::RepeatedTable);
+            }
+            let Some(definition) = self.tables.get(&table) else { return refusal(RefusalKind::UnknownTable) };
+            let removes = section.operation == Operation::Remove;
+            if !removes && section.dim != definition.dim {
+                return refusal(RefusalKind::WrongDim);
+            }
+            if !removes && section.encoding != Encoding::F32 {
+                return refusal(RefusalKind::Encoding);
+            }
+            if section.operation == Operation::Gradient {
+                if definition.optimizer.is_none() {
+                    return refusal(RefusalKind::NoOptimizer);
+                }
+                if section.lr.is_some_and(|lr| !lr.is_finite() || lr < 0.0) {
+                    return refusal(RefusalKind::LearningRate);
+                }
+            }
+            if section.keys().any(|key| key < self.range.start || key > self.range.end) {
+                return refusal(RefusalKind::WrongRange);
+            }
+            if definition.non_finite == v1::NonFinitePolicy::Reject as i32 && !removes {
+                let values = all_values(&section);
+                let bad = values.iter().flatten().any(|v| !v.is_finite());
+                let sums = section.operation != Operation::Set
+                    && summed(&section, &values).iter().any(|(_, v)| v.iter().any(|v| !v.is_finite()));
+                if bad || sums {
+                    return refusal(RefusalKind::NonFinite);
+                }
+            }
+        }
+        None
+    }
+
+    fn section(&mut self, section: &Section<'_>) {
+        let definition = self.tables[&section.table].clone();
+        let schema = TableSchema::new(section.table, &definition).expect("valid");
+        if section.operation == Operation::Remove {
+            for key in section.keys() {
+                self.rows.remove(&(section.table, key));
+            }
+            return;
+        }
+        let mut values = all_values(section);
+        let mut keys: Vec<u64> = section.keys().collect();
+        match v1::NonFinitePolicy::try_from(definition.non_finite).expect("known") {
+            v1::NonFinitePolicy::Reject => {}
+            v1::NonFinitePolicy::SkipRow => {
+                let keep: Vec<bool> = values.iter().map(|v| v.iter().all(|v| v.is_finite())).collect();
+                let mut kept = keep.iter();
+                values.retain(|_| *kept.next().expect("one each"));
+                let mut kept = keep.iter();
+                keys.retain(|_| *kept.next().expect("one each"));
+            }
+            v1::NonFinitePolicy::Clip => values.iter_mut().flatten().for_each(clip),
+        }
+        let mut grouped = group(section.operation, &keys, &values);
+        match v1::NonFinitePolicy::try_from(definition.non_finite).expect("known") {
+            v1::NonFinitePolicy::Reject => {}
+            v1::NonFinitePolicy::SkipRow => grouped.retain(|(_, v)| v.iter().all(|v| v.is_finite())),
+            v1::NonFinitePolicy::Clip => grouped.iter_mut().flat_map(|(_, v)| v).for_each(clip),
+        }
+        for (key, values) in grouped {
+            let row = self.rows.entry((section.table, key)).or_insert_with(|| fresh(&schema, key));
+            match section.operation {
+                Operation::Set => row.weights = values,
+                Operation::Add => row.weights.iter_mut().zip(values).for_each(|(w, v)| *w += v),
+                Operation::Gradient => train(&schema, row, &values, section.lr),
+                Operation::Remove => unreachable!("handled above"),
+            }
+        }
+    }
+
+    pub(super) fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        for ((table, key), row) in &self.rows {
+            let floats = [&row.weights[..], &row.first, &row.second].concat();
+            digest.add(*table, *key, row.steps, row.weights.len(), &floats);
+        }
+        digest
+    }
+
+    pub(super) fn pull(&self, table: u32, id: u64) -> Option<(Vec<f32>, bool)> {
+        let definition = self.tables.get(&table)?;
+        let schema = TableSchema::new(table, definition).expect("valid");
+        let key = key_of(table, id);
+        Some(match self.rows.get(&(table, key)) {
+            Some(row) => (row.weights.clone(), true),
+            None => (fresh(&schema, key).weights, false),
+        })
+    }
+
+    pub(super) fn rows(&self, table: u32) -> u64 {
+        self.rows.keys().filter(|(number, _)| *number == table).count() as u64
+    }
+
+    pub(super) fn tables(&self) -> Vec<u32> {
+        self.tables.keys().copied().collect()
+    }
+}
+
+fn clip(value: &mut f32) {
+    if value.is_nan() {
+        *value = 0.0;
+    } else if value.is_infinite() {
+        *value = f32::MAX.copysign(*value);
+    }
+}
+
+fn all_values(section: &Section<'_>) -> Vec<Vec<f32>> {
+    (0..section.count())
+        .map(|row| {
+            let raw = section.row(row).chunks_exact(4);
+            raw.map(|raw| f32::from_le_bytes(raw.try_into().expect("four"))).collect()
+        })
+        .collect()
+}
+
+fn summed(section: &Section<'_>, values: &[Vec<f32>]) -> Vec<(u64, Vec<f32>)> {
+    group(Operation::Add, &section.keys().collect::<Vec<_>>(), values)
+}
+
+fn group(operation: Operation, keys: &[u64], values: &[Vec<f32>]) -> Vec<(u64, Vec<f32>)> {
+    let mut grouped: Vec<(u64, Vec<f32>)> = Vec::new();
+    for (key, values) in keys.iter().zip(values) {
+        match grouped.iter_mut().find(|(known, _)| known == key) {
+            None => grouped.push((*key, values.clone())),
+            Some((_, known)) if operation == Operation::Set => known.clone_from(values),
+            Some((_, known)) => known.iter_mut().zip(values).for_each(|(sum, v)| *sum += v),
+        }
+    }
+    grouped
+}
+
+fn fresh(schema: &TableSchema, key: u64) -> Row {
+    let dim = schema.dim() as usize;
+    let mut weights = vec![0.0; dim];
+    schema.initializer().fill(id_of(schema.number(), key), &mut weights);
+    let (first, second) = match schema.optimizer().map(|optimizer| optimizer.rule) {
+        None | Some(Rule::Sgd(_)) => (vec![], vec![]),
+        Some(Rule::Adagrad(rule)) => (vec![rule.initial_accumulator; dim], vec![]),
+        Some(Rule::Adam(_)) => (vec![0.0; dim], vec![0.0; dim]),
+    };
+    Row { weights, first, second, steps: 0 }
+}
+
+fn train(schema: &TableSchema, row: &mut Row, gradient: &[f32], lr: Option<f32>) {
+    let optimizer = schema.optimizer().expect("checked");
+    let lr = lr.unwrap_or(optimizer.learning_rate());
+    row.steps += 1;
+    for (i, gradient) in gradient.iter().enumerate() {
+        let mut g = *gradient;
+        if optimizer.weight_decay != 0.0 {
+            g += optimizer.weight_decay * row.weights[i];
+        }
+        match optimizer.rule {
+            Rule::Sgd(_) => row.weights[i] -= lr * g,
+            Rule::Adagrad(rule) => {
+                row.first[i] += g * g;
+                row.weights[i] -= lr * g / (row.first[i].sqrt() + rule.eps);
+            }
+            Rule::Adam(rule) => {
+                let (beta1, beta2) = (f64::from(rule.beta1), f64::from(rule.beta2));
+                row.first[i] = row.first[i] * rule.beta1 + (1.0 - beta1) as f32 * g;
+                row.second[i] = row.second[i] * rule.beta2 + (1.0 - beta2) as f32 * g * g;
+                let size = (f64::from(lr) / (1.0 - squaring(beta1, row.steps))) as f32;
+                let correction = (1.0 - squaring(beta2, row.steps)).sqrt() as f32;
+                row.weights[i] -= size * row.first[i] / (row.second[i].sqrt() / correction + rule.eps);
+            }
+        }
+    }
+}
+
+fn squaring(base: f64, exponent: u32) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    for bit in 0..32 - exponent.leading_zeros() {
+        if exponent >> bit & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+    }
+    result
+}

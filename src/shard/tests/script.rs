@@ -1,0 +1,223 @@
+//! Random logs: pushes of every kind, good and bad, from sessions that repeat, skip and expire, and everything else that a
+//! shard's log holds. The entries are made once, with their sequence numbers; machines and reference apply the same bytes.
+
+use bytes::Bytes;
+use evershard_proto::key::key_of;
+use evershard_proto::push_body::{Encoding, Operation, PushBodyBuilder};
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1;
+use evershard_raft::state_machine::{CommittedEntry, EntryContent};
+use proptest::prelude::*;
+
+use super::harness::{command, entry};
+
+/// Ids that tests use: edges, neighbours, equal low halves.
+pub(super) const IDS: [u64; 12] =
+    [0, 1, 2, 3, u64::MAX, u64::MAX - 1, i64::MIN as u64, 7, 7 | 1 << 32, 7 | 2 << 32, 100, 101];
+/// Numbers of the tables that [`definition`] knows.
+pub(super) const TABLES: [u32; 4] = [1, 2, 3, 4];
+
+/// Four tables, each of another kind.
+pub(super) fn definition(table: u32) -> v1::TableDefinition {
+    use v1::{initializer, optimizer};
+    let optimizer = |kind, weight_decay| Some(v1::Optimizer { kind: Some(kind), weight_decay });
+    let initializer = |kind| Some(v1::Initializer { kind: Some(kind), seed: 42 });
+    let base = v1::TableDefinition { name: format!("table-{table}"), dim: 3, ..Default::default() };
+    match table {
+        1 => v1::TableDefinition {
+            optimizer: optimizer(
+                optimizer::Kind::Adagrad(v1::Adagrad { lr: 0.1, eps: 1e-10, initial_accumulator: 0.5 }),
+                0.0,
+            ),
+            initializer: initializer(initializer::Kind::Normal(v1::Normal { mean: 0.0, std: 1.0 })),
+            ..base
+        },
+        2 => v1::TableDefinition {
+            dim: 1,
+            optimizer: optimizer(optimizer::Kind::Sgd(v1::Sgd { lr: 1.0 }), 0.0),
+            non_finite: v1::NonFinitePolicy::SkipRow as i32,
+            ..base
+        },
+        3 => v1::TableDefinition {
+            dim: 5,
+            optimizer: optimizer(
+                optimizer::Kind::Adam(v1::Adam { lr: 0.01, beta1: 0.9, beta2: 0.99, eps: 1e-8 }),
+                0.01,
+            ),
+            initializer: initializer(initializer::Kind::Uniform(v1::Uniform { low: -1.0, high: 1.0 })),
+            non_finite: v1::NonFinitePolicy::Clip as i32,
+            ..base
+        },
+        _ => v1::TableDefinition { dim: 2, ..base },
+    }
+}
+
+#[derive(Debug, Clone)]
+struct SectionSpec {
+    table: u32,
+    operation: Operation,
+    encoding: Encoding,
+    wrong_dim: bool,
+    lr: Option<f32>,
+    rows: Vec<(usize, f32, f32)>,
+}
+
+/// How a push's sequence number relates to its session's last one.
+#[derive(Debug, Clone)]
+enum Seq {
+    Next,
+    Back(u64),
+    Ahead(u64),
+    Zero,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push { session: u64, seq: Seq, sections: Vec<SectionSpec>, cut: Option<prop::sample::Index> },
+    Create(u32),
+    Drop(u32),
+    Expire { floor: u64, live: Vec<u64> },
+    Scrub(u64),
+    Blank,
+    Membership(u8),
+}
+
+fn values() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        20 => (-8i32..8).prop_map(|v| v as f32),
+        10 => -2.0f32..2.0,
+        1 => Just(3e38f32),
+        1 => Just(f32::NAN),
+        1 => Just(f32::NEG_INFINITY),
+    ]
+}
+
+fn section() -> impl Strategy<Value = SectionSpec> {
+    let table = prop_oneof![30 => prop::sample::select(&TABLES[..3]), 3 => Just(4u32), 1 => Just(9u32)];
+    let operation = prop_oneof![
+        8 => Just(Operation::Gradient),
+        2 => Just(Operation::Set),
+        2 => Just(Operation::Add),
+        3 => Just(Operation::Remove)
+    ];
+    let encoding =
+        prop_oneof![40 => Just(Encoding::F32), 1 => Just(Encoding::Bf16), 1 => Just(Encoding::Int8)];
+    let lr = prop_oneof![
+        10 => Just(None), 3 => (0.0f32..1.0).prop_map(Some), 1 => Just(Some(-1.0)), 1 => Just(Some(f32::INFINITY))
+    ];
+    let rows = prop::collection::vec((0..IDS.len(), values(), values()), 0..8);
+    (table, operation, encoding, prop::bool::weighted(0.03), lr, rows).prop_map(
+        |(table, operation, encoding, wrong_dim, lr, rows)| SectionSpec {
+            table,
+            operation: if table == 4 && operation == Operation::Gradient {
+                Operation::Add
+            } else {
+                operation
+            },
+            encoding,
+            wrong_dim,
+            lr,
+            rows,
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let seq = prop_oneof![
+        20 => Just(Seq::Next), 3 => (0u64..70).prop_map(Seq::Back), 1 => (1u64..3).prop_map(Seq::Ahead), 1 => Just(Seq::Zero)
+    ];
+    let push = (
+        1u64..6,
+        seq,
+        prop::collection::vec(section(), 0..3),
+        prop::option::weighted(0.03, any::<prop::sample::Index>()),
+    )
+        .prop_map(|(session, seq, sections, cut)| Step::Push { session, seq, sections, cut });
+    prop_oneof![
+        40 => push,
+        2 => prop::sample::select(&TABLES[..]).prop_map(Step::Create),
+        1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
+        1 => (0u64..4, prop::collection::vec(1u64..5, 0..4)).prop_map(|(floor, live)| Step::Expire { floor, live }),
+        1 => (1u64..100).prop_map(Step::Scrub),
+        1 => Just(Step::Blank),
+        1 => any::<u8>().prop_map(Step::Membership),
+    ]
+}
+
+/// A log of up to `len` entries behind those that create the tables; indexes from 1.
+pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
+    prop::collection::vec(step(), 0..len).prop_map(|steps| {
+        let mut entries: Vec<CommittedEntry> =
+            TABLES.into_iter().zip(1..).map(|(table, index)| command(index, schema(table, false))).collect();
+        // Sequence numbers as a reference would give them: every next one is recorded, whatever its outcome.
+        let mut last = std::collections::HashMap::<u64, u64>::new();
+        for step in steps {
+            let index = entries.len() as u64 + 1;
+            entries.push(match step {
+                Step::Push { session, seq, sections, cut } => {
+                    let last = last.entry(session).or_default();
+                    let seq = match seq {
+                        Seq::Next => *last + 1,
+                        Seq::Back(back) => last.saturating_sub(back),
+                        Seq::Ahead(ahead) => *last + 1 + ahead,
+                        Seq::Zero => 0,
+                    };
+                    let body = push(session, seq, &sections);
+                    let body = match cut {
+                        Some(at) => body.slice(..at.index(body.len() - 2) + 2),
+                        None => body,
+                    };
+                    if seq == *last + 1 && body.len() >= 40 {
+                        *last = seq;
+                    }
+                    command(index, body)
+                }
+                Step::Create(table) => command(index, schema(table, false)),
+                Step::Drop(table) => command(index, schema(table, true)),
+                Step::Expire { floor, live } => {
+                    command(index, ShardCommand::Sessions { floor, live }.encode())
+                }
+                Step::Scrub(scrub_id) => command(index, ShardCommand::Scrub { scrub_id }.encode()),
+                Step::Blank => entry(index, EntryContent::Blank),
+                Step::Membership(tag) => entry(index, EntryContent::Membership(Bytes::from(vec![tag; 3]))),
+            });
+        }
+        entries
+    })
+}
+
+pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
+    let table = v1::TableDescription { number: table, definition: Some(definition(table)) };
+    ShardCommand::Schema { table, dropped }.encode()
+}
+
+fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
+    let mut builder = PushBodyBuilder::new(0);
+    for spec in sections {
+        let dim = definition(spec.table).dim + u32::from(spec.wrong_dim);
+        let keys: Vec<u64> = spec.rows.iter().map(|(id, ..)| key_of(spec.table, IDS[*id])).collect();
+        let payload = builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys);
+        if spec.encoding == Encoding::F32 && spec.operation != Operation::Remove {
+            for (row, (_, first, rest)) in payload.chunks_exact_mut(dim as usize * 4).zip(&spec.rows) {
+                for (column, raw) in row.chunks_exact_mut(4).enumerate() {
+                    let value = if column == 0 { *first } else { *rest };
+                    raw.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+        }
+    }
+    builder.finish(session, seq, 0)
+}
+
+/// A push of one section.
+pub(super) fn one(session: u64, seq: u64, table: u32, operation: Operation, rows: &[(u64, &[f32])]) -> Bytes {
+    let mut builder = PushBodyBuilder::new(0);
+    let keys: Vec<u64> = rows.iter().map(|(id, _)| key_of(table, *id)).collect();
+    let values: Vec<u8> = match operation {
+        Operation::Remove => vec![],
+        _ => rows.iter().flat_map(|(_, values)| *values).flat_map(|value| value.to_le_bytes()).collect(),
+    };
+    let dim = rows.first().map_or(definition(table).dim, |(_, values)| values.len() as u32);
+    builder.section(table, operation, Encoding::F32, dim, None, &keys).copy_from_slice(&values);
+    builder.finish(session, seq, 0)
+}

@@ -1,0 +1,110 @@
+//! A digest taken slice by slice, while everything changes, is the digest of the stopped world.
+
+use evershard_proto::push_body::Operation;
+use evershard_proto::shard_command::ShardCommand;
+use proptest::prelude::*;
+
+use super::harness::{Replica, apply, command, flush};
+use super::script::{log, one, schema};
+use crate::model::KeyRange;
+use crate::shard::{ScrubResult, Scrubber, ShardMachine, ShardOptions};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_scan_between_entries_is_a_scan_of_the_stopped_world(
+        entries in log(120),
+        at in any::<prop::sample::Index>(),
+        slices in prop::collection::vec((0usize..6, 0usize..3), 1..60),
+        flush_at in any::<prop::sample::Index>(),
+    ) {
+        let replica = Replica::new(1, KeyRange::ALL);
+        let machine = replica.machine();
+        let at = at.index(entries.len());
+        let mut rest = entries[..].iter();
+        for entry in rest.by_ref().take(at) {
+            apply(machine, entry.clone());
+        }
+        machine.run_scans();
+        let expected = machine.digest().expect("ready").1;
+        // The scrub entry takes the place of the next one; everything behind moves by one.
+        let index = at as u64 + 1;
+        apply(machine, command(index, ShardCommand::Scrub { scrub_id: 1_000_000 }.encode()));
+        prop_assert_eq!(machine.scrub_result(1_000_000), Some(ScrubResult::Pending));
+        let flush_at = flush_at.index(slices.len());
+        for (number, (applied, slots)) in slices.into_iter().enumerate() {
+            for entry in rest.by_ref().take(applied) {
+                let mut entry = entry.clone();
+                entry.position.index += 1;
+                apply(machine, entry);
+            }
+            if slots > 0 {
+                machine.rows().scan_slice(slots);
+            }
+            if number == flush_at {
+                // Twice: tombstones leave memory, and their slots go to other rows.
+                flush(machine);
+                flush(machine);
+            }
+        }
+        machine.run_scans();
+        prop_assert_eq!(machine.scrub_result(1_000_000), Some(ScrubResult::Done { index, digest: expected }));
+    }
+}
+
+#[test]
+fn a_scrub_below_what_the_rows_hold_is_skipped() {
+    let mut replica = Replica::new(1, KeyRange::ALL);
+    apply(replica.machine(), command(1, schema(2, false)));
+    let entries = [
+        command(2, ShardCommand::Scrub { scrub_id: 7 }.encode()),
+        command(3, one(1, 1, 2, Operation::Gradient, &[(5, &[-1.0])])),
+        command(4, ShardCommand::Scrub { scrub_id: 8 }.encode()),
+    ];
+    // A table that exists before the flush begins, with a row, so that a batch is copied after entry 3.
+    let machine = std::sync::Arc::clone(replica.machine());
+    super::harness::flush_with(&machine, true, || {
+        if machine.applied().is_some_and(|position| position.index == 1) {
+            apply(&machine, entries[0].clone());
+            apply(&machine, entries[1].clone());
+        }
+    })
+    .expect("flushed");
+    flush(&machine);
+    drop(machine);
+    replica.crash();
+    // Everything was flushed: the rows are at 3, so is the state; a scrub behind it is taken.
+    assert_eq!(replica.machine().applied().expect("some").index, 3);
+    apply(replica.machine(), entries[2].clone());
+    replica.machine().run_scans();
+    assert!(matches!(replica.machine().scrub_result(8), Some(ScrubResult::Done { index: 4, .. })));
+    assert_eq!(replica.machine().scrub_result(9), None);
+}
+
+#[test]
+fn the_scrubber_takes_digests_by_itself() {
+    let home = tempfile::tempdir().expect("a folder");
+    let scrubber = Scrubber::start().expect("a thread");
+    let replica = Replica::new(1, KeyRange::ALL);
+    drop(home);
+    let machine = {
+        let store = {
+            let home = replica.folder("other");
+            let shared =
+                evershard_storage::rocks::RocksShared::new(evershard_storage::rocks::RocksOptions::default())
+                    .expect("an environment");
+            evershard_storage::rocks::ReplicaStore::create(&home, replica.machine().identity(), &shared)
+                .expect("made")
+        };
+        let options = ShardOptions { range: KeyRange::ALL, scrub_waker: Some(scrubber.waker()) };
+        ShardMachine::open(options, store).expect("loaded")
+    };
+    scrubber.add(&machine);
+    apply(&machine, command(1, schema(2, false)));
+    apply(&machine, command(2, ShardCommand::Scrub { scrub_id: 5 }.encode()));
+    while machine.scrub_result(5) == Some(ScrubResult::Pending) {
+        std::thread::yield_now();
+    }
+    assert!(matches!(machine.scrub_result(5), Some(ScrubResult::Done { index: 2, .. })));
+}
