@@ -20,9 +20,12 @@ async fn the_last_of_pipelined_assignments_wins() {
         // Sent one after the other, none waiting for the one before.
         let values: Vec<f32> = (1..=10).map(|step| (round * 10 + step) as f32).collect();
         let contents: Vec<Vec<f32>> = values.iter().map(|value| vec![*value; ids.len() * DIM]).collect();
-        let writes = contents.iter().map(|content| table.set(&ids, content));
-        for outcome in futures_util::future::join_all(writes).await {
-            outcome.unwrap();
+        let mut begun = Vec::new();
+        for content in &contents {
+            begun.push(table.begin_set(&ids, content).await);
+        }
+        for write in begun {
+            write.wait().await.unwrap();
         }
         let rows = table.pull(&ids).await.unwrap();
         let last = values[values.len() - 1];
@@ -40,12 +43,16 @@ async fn order_holds_across_a_change_of_leader() {
         let values: Vec<f32> = (1..=40).map(|step| (round * 40 + step) as f32).collect();
         let contents: Vec<Vec<f32>> = values.iter().map(|value| vec![*value; DIM]).collect();
         let victim = cluster.leader_of(0).await;
-        let writes = futures_util::future::join_all(contents.iter().map(|content| table.set(&[7], content)));
-        let (outcomes, ()) = tokio::join!(writes, async {
-            tokio::task::yield_now().await;
-            cluster.kill(victim);
-        });
-        outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+        let mut begun = Vec::new();
+        for (number, content) in contents.iter().enumerate() {
+            begun.push(table.begin_set(&[7], content).await);
+            if number == contents.len() / 2 {
+                cluster.kill(victim);
+            }
+        }
+        for write in begun {
+            write.wait().await.unwrap();
+        }
         let row = table.pull(&[7]).await.unwrap();
         assert_eq!(row[0], values[values.len() - 1], "round {round}");
         cluster.restart(victim);

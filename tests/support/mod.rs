@@ -11,6 +11,7 @@ pub(crate) mod node;
 pub(crate) mod ports;
 pub(crate) mod proxy;
 pub(crate) mod pusher;
+pub(crate) mod raw;
 pub(crate) mod trainer;
 
 pub(crate) use cluster::{Cluster, Options};
