@@ -168,6 +168,7 @@ impl GroupRegistry {
         let groups = self.groups();
         join_all(groups.iter().map(Group::shutdown)).await;
         self.groups.write().clear();
+        self.host.router.close();
         self.peers.close().await;
     }
 }

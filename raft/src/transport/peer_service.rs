@@ -16,6 +16,7 @@ use evershard_proto::v1::raft_service_server::{RaftService, RaftServiceServer};
 use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -94,9 +95,13 @@ impl RaftService for PeerService {
         request: Request<Streaming<LaneFrame>>,
     ) -> Result<Response<Self::LaneStream>, Status> {
         let lane = self.check(request.metadata())?;
+        if self.router.closed().is_cancelled() {
+            return Err(Status::unavailable("this node is shutting down"));
+        }
         let (replies, answered) = mpsc::channel(REPLIES_MAX);
         let connection = Connection::new(Arc::clone(&self.router), lane, replies.clone());
-        tokio::spawn(receive(connection, request.into_inner(), replies));
+        let closed = self.router.closed().clone();
+        tokio::spawn(receive(connection, request.into_inner(), replies, closed));
         let frames = ReceiverStream::new(answered).map(|reply| Ok(lay_out(reply)));
         Ok(Response::new(Box::pin(frames)))
     }
@@ -107,12 +112,14 @@ async fn receive(
     mut connection: Connection<Tokio>,
     mut frames: Streaming<LaneFrame>,
     replies: mpsc::Sender<ReplyFrame>,
+    closed: CancellationToken,
 ) {
     loop {
         let frame = tokio::select! {
             frame = frames.message() => frame,
             // The peer is gone: its reading end was dropped.
             () = replies.closed() => return,
+            () = closed.cancelled() => return,
         };
         let frame = match frame {
             Ok(Some(frame)) => frame,

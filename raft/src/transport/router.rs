@@ -21,6 +21,7 @@ use openraft::raft::AppendEntriesRequest;
 use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 
 use super::Lane;
 use super::codec::{self, FrameKind, Refusal};
@@ -64,11 +65,12 @@ pub struct ReplyFrame {
 /// The replicas of this node, by id.
 pub struct Router<RT: Runtime = Tokio> {
     replicas: RwLock<HashMap<u64, Arc<Endpoint<RT>>>>,
+    closed: CancellationToken,
 }
 
 impl<RT: Runtime> Default for Router<RT> {
     fn default() -> Self {
-        Self { replicas: RwLock::new(HashMap::new()) }
+        Self { replicas: RwLock::new(HashMap::new()), closed: CancellationToken::new() }
     }
 }
 
@@ -79,6 +81,16 @@ impl<RT: Runtime> Router<RT> {
 
     pub(crate) fn remove(&self, replica: u64) {
         self.replicas.write().remove(&replica);
+    }
+
+    /// Ends all connections: the node shuts down.
+    pub(crate) fn close(&self) {
+        self.closed.cancel();
+    }
+
+    /// Cancelled when the node shuts down.
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        &self.closed
     }
 
     fn find(&self, group: u64, replica: u64) -> Result<Arc<Endpoint<RT>>, Refusal> {
