@@ -300,7 +300,7 @@ fn le_u64(bytes: &[u8], at: usize) -> u64 {
 #[derive(Debug)]
 pub struct PushBodyBuilder {
     bytes: BytesMut,
-    sections: u32,
+    tables: Vec<u32>,
 }
 
 impl PushBodyBuilder {
@@ -311,7 +311,7 @@ impl PushBodyBuilder {
         bytes.put_bytes(0, HEADER_BYTES);
         bytes[0] = KIND_PUSH;
         bytes[1] = PUSH_VERSION;
-        PushBodyBuilder { bytes, sections: 0 }
+        PushBodyBuilder { bytes, tables: Vec::new() }
     }
 
     /// Adds a section of `keys` and gives the place for its payload (`keys.len() x encoding.row_bytes(dim)` bytes, to
@@ -339,7 +339,7 @@ impl PushBodyBuilder {
         for key in keys {
             self.bytes.put_u64_le(*key);
         }
-        self.sections += 1;
+        self.tables.push(table);
         let at = self.bytes.len();
         self.bytes.put_bytes(0, payload_bytes);
         &mut self.bytes[at..]
@@ -354,7 +354,13 @@ impl PushBodyBuilder {
     /// True while there is no section.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sections == 0
+        self.tables.is_empty()
+    }
+
+    /// True when there is a section of `table`: a message has one section a table.
+    #[must_use]
+    pub fn has_table(&self, table: u32) -> bool {
+        self.tables.contains(&table)
     }
 
     /// Seals the body under its exactly-once identity.
@@ -363,7 +369,7 @@ impl PushBodyBuilder {
         self.bytes[8..16].copy_from_slice(&session.to_le_bytes());
         self.bytes[16..24].copy_from_slice(&seq.to_le_bytes());
         self.bytes[24..32].copy_from_slice(&clock.to_le_bytes());
-        self.bytes[32..36].copy_from_slice(&self.sections.to_le_bytes());
+        self.bytes[32..36].copy_from_slice(&(self.tables.len() as u32).to_le_bytes());
         let crc = crc32fast::hash(&self.bytes[8..]);
         self.bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         self.bytes.freeze()

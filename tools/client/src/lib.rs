@@ -1,1 +1,45 @@
-//! Placeholder, replaced in this session.
+//! The Rust client of Evershard: pull rows, push gradients, exactly once, through failovers.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), evershard::Error> {
+//! use evershard::{Client, ClientOptions, definition};
+//! let client = Client::connect("http://127.0.0.1:7400", ClientOptions::default()).await?;
+//! let items = client.create_table(definition::sparse("items", 16, definition::adagrad(0.05))).await?;
+//! let rows = items.pull_vec(&[1, 2, 3]).await?;
+//! items.push(&[1, 2, 3], &rows).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A push walks: `batch` (sum duplicates, split by shard, cut into messages) -> `push_lane` (one per group: numbers the
+//! messages, keeps the unacknowledged ones in order, sends them again to whoever leads) -> `node_channel` (one stream per
+//! node). A pull walks: `batch` -> `pull` (a request a shard and megabyte) -> `node_channel`.
+//!
+//! Not here: the server. This crate knows the words of the wire (`evershard_proto`) and nothing else of ours.
+
+mod admin;
+mod backoff;
+mod batch;
+mod client;
+pub mod definition;
+mod endpoints;
+mod error;
+mod node_channel;
+mod options;
+mod pull;
+mod push;
+mod push_lane;
+mod routing_cache;
+mod session;
+mod stats;
+mod table;
+
+pub use admin::Admin;
+pub use client::Client;
+pub use error::{Error, PartialPush, Refusal};
+pub use evershard_proto::v1::{Consistency, ErrorKind, Routing, TableDefinition, TableDescription};
+pub use options::ClientOptions;
+pub use pull::{PullInfo, PullOptions};
+pub use push::{PushHandle, PushOptions, PushReceipt};
+pub use stats::StatsSnapshot;
+pub use table::Table;

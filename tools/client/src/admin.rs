@@ -1,0 +1,167 @@
+//! Looking at a cluster and changing it: typed calls to the admin service of any node.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::limits::MESSAGE_BYTES_MAX;
+use evershard_proto::v1::admin_service_client::AdminServiceClient;
+use evershard_proto::v1::{
+    CreateTableRequest, DropTableRequest, ErrorKind, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
+    ScrubRequest, TableDefinition, TableDescription, TransferLeaderRequest,
+};
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use crate::Error;
+use crate::backoff::Backoff;
+use crate::error::{detail_of, is_passing};
+use crate::routing_cache::RoutingCache;
+
+type Client = AdminServiceClient<Channel>;
+
+/// Admin calls; cheap to clone. Each asks the nodes in turn until one answers or the deadline is over.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    routing: Arc<RoutingCache>,
+    deadline: Duration,
+}
+
+impl Admin {
+    pub(crate) fn new(routing: Arc<RoutingCache>, deadline: Duration) -> Self {
+        Admin { routing, deadline }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    /// The routing table, fresh.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn routing(&self) -> Result<Routing, Error> {
+        Ok(self.routing.refresh_until(self.deadline()).await?.routing.clone())
+    }
+
+    /// Creates a table, or finds it as defined.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with CONFLICT when it exists with another definition.
+    pub async fn create_table(&self, definition: TableDefinition) -> Result<TableDescription, Error> {
+        self.call("create a table", self.deadline(), |mut client| {
+            let request = CreateTableRequest { definition: Some(definition.clone()) };
+            async move { client.create_table(request).await }
+        })
+        .await
+    }
+
+    /// Drops a table and its rows.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with UNKNOWN_TABLE.
+    pub async fn drop_table(&self, name: &str) -> Result<(), Error> {
+        self.call("drop a table", self.deadline(), |mut client| {
+            let request = DropTableRequest { name: name.into() };
+            async move { client.drop_table(request).await }
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Digests of all replicas of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when a shard has no leader in time.
+    pub async fn scrub(&self) -> Result<ScrubReply, Error> {
+        self.call("scrub", Instant::now() + Duration::from_secs(150), |mut client| async move {
+            client.scrub(ScrubRequest::default()).await
+        })
+        .await
+    }
+
+    /// Moves a shard's leadership.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the shard has no replica there.
+    pub async fn transfer_leader(&self, shard: u32, to_node: u64) -> Result<(), Error> {
+        self.call("transfer a leader", self.deadline(), |mut client| async move {
+            client.transfer_leader(TransferLeaderRequest { shard, to_node }).await
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// What one node says of its replicas.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] naming the address; it is asked once.
+    pub async fn node_status(&self, address: &str, request: GetNodeStatusRequest) -> Result<NodeStatus, Error> {
+        let started = Instant::now();
+        let unavailable = |last: String| Error::Unavailable {
+            operation: "ask a node for its status".into(),
+            tried: vec![address.to_string()],
+            last,
+            elapsed: started.elapsed(),
+        };
+        let channel = self.routing.unary_channel(address).map_err(|e| unavailable(e.message))?;
+        let mut client = Client::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        match tokio::time::timeout(self.deadline, client.get_node_status(request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(unavailable(detail_of(&status).message)),
+            Err(_) => Err(unavailable("no answer in time".into())),
+        }
+    }
+
+    /// Calls nodes in turn until one answers, or the deadline is over.
+    pub(crate) async fn call<T, F>(
+        &self,
+        operation: &str,
+        deadline: Instant,
+        ask: impl Fn(Client) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let started = Instant::now();
+        let mut backoff = Backoff::default();
+        let mut last = String::from("nothing was tried");
+        let mut tried: Vec<String> = Vec::new();
+        loop {
+            let mut asked_ms = 0;
+            for address in self.routing.addresses() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                if !tried.contains(&address) {
+                    tried.push(address.clone());
+                }
+                let detail = match self.routing.unary_channel(&address) {
+                    Err(detail) => detail,
+                    Ok(channel) => {
+                        let client = Client::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+                        match tokio::time::timeout(left, ask(client)).await {
+                            Ok(Ok(reply)) => return Ok(reply.into_inner()),
+                            Ok(Err(status)) => detail_of(&status),
+                            Err(_) => crate::node_channel::passing("no answer in time".into()),
+                        }
+                    }
+                };
+                match detail.kind() {
+                    ErrorKind::SessionExpired => return Err(Error::SessionExpired(detail.message)),
+                    kind if !is_passing(kind) => return Err(Error::refused(kind, detail.message)),
+                    _ => {}
+                }
+                asked_ms = detail.retry_after_ms;
+                last = format!("{address}: {}", detail.message);
+            }
+            let pause = backoff.pause(asked_ms);
+            if Instant::now() + pause >= deadline {
+                let operation = operation.to_string();
+                return Err(Error::Unavailable { operation, tried, last, elapsed: started.elapsed() });
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A table: the handle that a worker holds.
+
+use std::sync::Arc;
+
+use evershard_proto::push_body::Operation;
+use evershard_proto::v1::TableDefinition;
+
+use crate::client::{Client, Inner};
+use crate::pull::{self, PullInfo, PullOptions};
+use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
+use crate::Error;
+
+/// A table of a cluster; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Table {
+    inner: Arc<Inner>,
+    number: u32,
+    definition: Arc<TableDefinition>,
+}
+
+impl Table {
+    pub(crate) fn new(inner: Arc<Inner>, number: u32, definition: TableDefinition) -> Self {
+        Table { inner, number, definition: Arc::new(definition) }
+    }
+
+    /// The table's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.definition.name
+    }
+
+    /// Floats a row.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.definition.dim as usize
+    }
+
+    /// The table's permanent number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How it was created.
+    #[must_use]
+    pub fn definition(&self) -> &TableDefinition {
+        &self.definition
+    }
+
+    /// The client that this handle belongs to.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client { inner: self.inner.clone() }
+    }
+
+    /// Pulls the rows of `ids` into `out` (`ids.len() x dim`, row by row). Never writes at the server.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Unavailable`].
+    pub async fn pull(&self, ids: &[u64], out: &mut [f32]) -> Result<(), Error> {
+        self.pull_with(ids, PullOptions::default(), out).await.map(|_| ())
+    }
+
+    /// The same, into a new vector.
+    ///
+    /// # Errors
+    /// As [`Table::pull`].
+    pub async fn pull_vec(&self, ids: &[u64]) -> Result<Vec<f32>, Error> {
+        let mut out = vec![0.0; ids.len() * self.dim()];
+        self.pull(ids, &mut out).await?;
+        Ok(out)
+    }
+
+    /// The same, with options.
+    ///
+    /// # Errors
+    /// As [`Table::pull`].
+    pub async fn pull_with(&self, ids: &[u64], options: PullOptions, out: &mut [f32]) -> Result<PullInfo, Error> {
+        pull::pull(&self.inner, self.number, self.dim(), ids, options, out).await
+    }
+
+    /// Pushes gradients (`ids.len() x dim`); returns when a quorum has them and they are applied, each exactly once.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] (nothing changed), [`Error::PartialPush`] (says what is known of each id).
+    pub async fn push(&self, ids: &[u64], gradients: &[f32]) -> Result<PushReceipt, Error> {
+        self.push_with(ids, gradients, PushOptions::default()).await
+    }
+
+    /// The same, with options.
+    ///
+    /// # Errors
+    /// As [`Table::push`].
+    pub async fn push_with(&self, ids: &[u64], gradients: &[f32], options: PushOptions) -> Result<PushReceipt, Error> {
+        self.push_begin(ids, gradients, options).await?.wait().await
+    }
+
+    /// Begins a push and does not wait: pushes begun one after the other are applied in that order on each shard.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when lengths do not fit; what the servers say comes with [`PushHandle::wait`].
+    pub async fn push_begin(&self, ids: &[u64], gradients: &[f32], options: PushOptions) -> Result<PushHandle, Error> {
+        self.begin(Operation::Gradient, ids, gradients, options).await
+    }
+
+    /// Sets rows to values. Of an id given twice the last one counts.
+    ///
+    /// # Errors
+    /// As [`Table::push`].
+    pub async fn assign(&self, ids: &[u64], values: &[f32]) -> Result<PushReceipt, Error> {
+        self.assign_begin(ids, values).await?.wait().await
+    }
+
+    /// Begins to set rows, and does not wait.
+    ///
+    /// # Errors
+    /// As [`Table::push_begin`].
+    pub async fn assign_begin(&self, ids: &[u64], values: &[f32]) -> Result<PushHandle, Error> {
+        self.begin(Operation::Set, ids, values, PushOptions::default()).await
+    }
+
+    /// Adds values to rows.
+    ///
+    /// # Errors
+    /// As [`Table::push`].
+    pub async fn add(&self, ids: &[u64], values: &[f32]) -> Result<PushReceipt, Error> {
+        self.begin(Operation::Add, ids, values, PushOptions::default()).await?.wait().await
+    }
+
+    /// Removes rows: pulled again, they are as the initialiser makes them.
+    ///
+    /// # Errors
+    /// As [`Table::push`].
+    pub async fn remove(&self, ids: &[u64]) -> Result<PushReceipt, Error> {
+        self.begin(Operation::Remove, ids, &[], PushOptions::default()).await?.wait().await
+    }
+
+    /// Pulls the rows, then pushes to them: the rows are those before the push.
+    ///
+    /// # Errors
+    /// As [`Table::pull`] and [`Table::push`].
+    pub async fn push_pull(&self, ids: &[u64], gradients: &[f32], out: &mut [f32]) -> Result<PushReceipt, Error> {
+        self.pull(ids, out).await?;
+        self.push(ids, gradients).await
+    }
+
+    async fn begin(
+        &self,
+        operation: Operation,
+        ids: &[u64],
+        values: &[f32],
+        options: PushOptions,
+    ) -> Result<PushHandle, Error> {
+        push::begin(&self.inner, &[self.content(operation, ids, values)], options).await
+    }
+
+    fn content<'a>(&'a self, operation: Operation, ids: &'a [u64], values: &'a [f32]) -> Content<'a> {
+        Content { table: self.number, name: self.name(), dim: self.dim(), operation, ids, values }
+    }
+}
+
+impl Client {
+    /// Begins a push to several tables at once: one message a shard where they fit.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when lengths do not fit or a table is given twice.
+    pub async fn push_many_begin(
+        &self,
+        pushes: &[(&Table, &[u64], &[f32])],
+        options: PushOptions,
+    ) -> Result<PushHandle, Error> {
+        let contents: Vec<Content<'_>> =
+            pushes.iter().map(|(t, ids, values)| t.content(Operation::Gradient, ids, values)).collect();
+        push::begin(&self.inner, &contents, options).await
+    }
+
+    /// Pushes to several tables at once.
+    ///
+    /// # Errors
+    /// As [`Table::push`].
+    pub async fn push_many(&self, pushes: &[(&Table, &[u64], &[f32])]) -> Result<PushReceipt, Error> {
+        self.push_many_begin(pushes, PushOptions::default()).await?.wait().await
+    }
+
+    /// Pulls from several tables at once.
+    ///
+    /// # Errors
+    /// As [`Table::pull`].
+    pub async fn pull_many(&self, pulls: &mut [(&Table, &[u64], &mut [f32])]) -> Result<(), Error> {
+        let all = pulls.iter_mut().map(|(table, ids, out)| table.pull(ids, out));
+        futures_util::future::try_join_all(all).await.map(|_| ())
+    }
+}
