@@ -62,7 +62,7 @@ impl Applier {
             [KIND_PUSH, PUSH_VERSION, ..] => Ok(push::apply(target, &mut self.push, command).encode()),
             _ => match ShardCommand::decode(command) {
                 Ok(ShardCommand::Schema { table, dropped }) => {
-                    Ok(schema::apply(target, &table, dropped).encode())
+                    Ok(schema::apply(target, &table, dropped)?.encode())
                 }
                 Ok(ShardCommand::Scrub { scrub_id }) => Ok(scrub::apply(target, scrub_id).encode()),
                 Ok(ShardCommand::Sessions { floor, live }) => {

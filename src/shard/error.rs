@@ -27,7 +27,7 @@ pub enum ShardError {
         /// What is wrong with it.
         source: SmallStateError,
     },
-    /// A row in the store does not fit its table's schema.
+    /// A row in the store does not fit its table's schema, or has none although `replay_from` has passed it.
     #[error(
         "shard {shard} (group {group}): row {key:016x} of table {table} has {found} floats on disk, \
          its schema says {expected}"

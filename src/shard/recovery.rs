@@ -3,8 +3,8 @@
 //! Invariants:
 //! - what is loaded is exact as of `replay_from`, but for rows that hold later entries already (versions up to
 //!   `complete_at`): replay skips those;
-//! - rows of a table without a schema are the remains of a dropped one, or corruption: a flush writes only tables that the
-//!   small state beside it knows.
+//! - rows of a table without a schema are the remains of a dropped one, or all newer than `replay_from`: a crash came
+//!   between a run and its record, and replay will meet the entry that creates the table. Anything else is corruption.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use evershard_storage::rocks::{FlushedState, Position, ReplicaStore};
 use evershard_storage::table::{RowHeader, Table};
 
 use super::error::ShardError;
-use super::rows::RowSet;
+use super::rows::{Orphans, RowSet};
 use super::small_state::{AppliedState, SmallState};
 
 /// What a store holds.
@@ -61,53 +61,69 @@ pub(crate) fn load(store: &ReplicaStore, state: &FlushedState) -> Result<Recover
         group,
         source,
     })?;
-    let mut tables: BTreeMap<u32, Table> =
-        small.schemas.iter().map(|(number, schema)| (*number, Table::new(schema.shape()))).collect();
-    let mut debts = Debts { settled: small.dropped.keys().copied().collect(), ..Debts::default() };
-    let mut bad = None;
+    let tables = small.schemas.iter().map(|(number, schema)| (*number, Table::new(schema.shape()))).collect();
+    let settled = small.dropped.keys().copied().collect();
+    let mut loader = Loader {
+        small: &small,
+        replay_from: state.replay_from.map_or(0, |position| position.index),
+        tables,
+        orphans: Orphans::default(),
+        debts: Debts { tombstones: BTreeMap::new(), settled },
+        misfit: None,
+    };
     store
-        .load_rows(|number, key, header, floats| {
-            if bad.is_none() {
-                bad = load_row(&small, &mut tables, &mut debts, number, key, header, floats);
-            }
-        })
+        .load_rows(|table, key, header, floats| loader.row(table, key, header, floats))
         .map_err(|source| ShardError::Store { shard, group, source })?;
-    if let Some((table, key, found)) = bad {
-        let expected = tables.get(&table).map_or(0, |table| table.shape().floats());
+    if let Some((table, key, found)) = loader.misfit {
+        let expected = loader.tables.get(&table).map_or(0, |table| table.shape().floats());
         return Err(ShardError::RowShape { shard, group, table, key, found, expected });
     }
-    let applied = AppliedState {
-        position: state.replay_from.map(log_position),
-        membership: state.membership.clone(),
-        small,
-    };
-    Ok(Recovered { applied, rows: RowSet::new(tables), complete_at: state.complete_at, debts })
+    let (rows, debts) = (RowSet::new(loader.tables, loader.orphans), loader.debts);
+    let position = state.replay_from.map(log_position);
+    let applied = AppliedState { position, membership: state.membership.clone(), small };
+    Ok(Recovered { applied, rows, complete_at: state.complete_at, debts })
 }
 
-/// Takes in one row; answers (table, key, floats) when it fits nowhere.
-fn load_row(
-    small: &SmallState,
-    tables: &mut BTreeMap<u32, Table>,
-    debts: &mut Debts,
-    number: u32,
-    key: u64,
-    header: RowHeader,
-    floats: &[f32],
-) -> Option<(u32, u64, usize)> {
-    let Some(table) = tables.get_mut(&number) else {
-        if small.dropped.contains_key(&number) {
-            debts.settled.remove(&number);
-            return None;
+/// Sorts the rows of a store into tables.
+struct Loader<'a> {
+    small: &'a SmallState,
+    replay_from: u64,
+    tables: BTreeMap<u32, Table>,
+    orphans: Orphans,
+    debts: Debts,
+    /// The first row that fits nowhere: table, key, floats.
+    misfit: Option<(u32, u64, usize)>,
+}
+
+impl Loader<'_> {
+    fn row(&mut self, number: u32, key: u64, header: RowHeader, floats: &[f32]) {
+        if self.small.dropped.contains_key(&number) {
+            self.debts.settled.remove(&number);
+            return;
         }
-        return Some((number, key, floats.len()));
-    };
-    if header.is_tombstone() {
-        debts.tombstones.insert((number, key), header.version);
-    } else if floats.len() != table.shape().floats() {
-        return Some((number, key, floats.len()));
+        if header.is_tombstone() {
+            self.debts.tombstones.insert((number, key), header.version);
+        }
+        let fits = match self.tables.get_mut(&number) {
+            Some(table) => {
+                let fits = header.is_tombstone() || floats.len() == table.shape().floats();
+                if fits {
+                    table.load(key, header, floats);
+                }
+                fits
+            }
+            None => {
+                let newer = header.version > self.replay_from;
+                if newer {
+                    self.orphans.entry(number).or_default().push((key, header, floats.to_vec()));
+                }
+                newer
+            }
+        };
+        if !fits && self.misfit.is_none() {
+            self.misfit = Some((number, key, floats.len()));
+        }
     }
-    table.load(key, header, floats);
-    None
 }
 
 pub(crate) fn log_position(position: Position) -> LogPosition {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use evershard_storage::table::Table;
+use evershard_storage::table::{RowHeader, Table};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults};
@@ -34,11 +34,25 @@ pub struct Rows {
     scrubs: Mutex<ScrubResults>,
 }
 
+/// Rows found on disk whose table is created by an entry that is still to be replayed.
+pub(crate) type Orphans = BTreeMap<u32, Vec<(u64, RowHeader, Vec<f32>)>>;
+
 /// The tables, and the scans that are running over them.
 #[derive(Debug, Default)]
 pub(crate) struct RowSet {
     tables: BTreeMap<u32, Table>,
+    orphans: Orphans,
     scans: Scans,
+}
+
+/// A row on disk does not fit the table that replay created for it: corruption.
+#[derive(Debug, thiserror::Error)]
+#[error("row {key:016x} of table {table} on disk has {found} floats, the table has {expected}")]
+pub(crate) struct OrphanMisfit {
+    table: u32,
+    key: u64,
+    found: usize,
+    expected: usize,
 }
 
 /// A table to change, with the scans that must hear of it first.
@@ -49,8 +63,8 @@ pub(crate) struct TableEntry<'a> {
 }
 
 impl RowSet {
-    pub(crate) fn new(tables: BTreeMap<u32, Table>) -> Self {
-        RowSet { tables, scans: Scans::default() }
+    pub(crate) fn new(tables: BTreeMap<u32, Table>, orphans: Orphans) -> Self {
+        RowSet { tables, orphans, scans: Scans::default() }
     }
 
     pub(crate) fn table(&self, number: u32) -> Option<&Table> {
@@ -125,10 +139,24 @@ impl Rows {
         self.set.write()
     }
 
-    pub(crate) fn create_table(&self, schema: &TableSchema, schemas: &Arc<Schemas>) {
+    /// Makes an empty table, or takes in the rows that a flush before a crash wrote for it.
+    pub(crate) fn create_table(
+        &self,
+        schema: &TableSchema,
+        schemas: &Arc<Schemas>,
+    ) -> Result<(), OrphanMisfit> {
+        let mut table = Table::new(schema.shape());
         let mut set = self.set.write();
-        set.tables.insert(schema.number(), Table::new(schema.shape()));
+        for (key, header, floats) in set.orphans.remove(&schema.number()).unwrap_or_default() {
+            let expected = schema.shape().floats();
+            if !header.is_tombstone() && floats.len() != expected {
+                return Err(OrphanMisfit { table: schema.number(), key, found: floats.len(), expected });
+            }
+            table.load(key, header, &floats);
+        }
+        set.tables.insert(schema.number(), table);
         self.schemas.store(Arc::clone(schemas));
+        Ok(())
     }
 
     pub(crate) fn drop_table(&self, number: u32, schemas: &Arc<Schemas>) {

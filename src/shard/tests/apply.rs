@@ -6,19 +6,15 @@ use evershard_proto::v1::ErrorKind;
 use evershard_raft::state_machine::StateMachine;
 use proptest::prelude::*;
 
-use super::harness::{Replica, apply, command, fingerprint, pull};
+use super::harness::{Replica, apply, cases, command, fingerprint, pull};
 use super::reference::Reference;
 use super::script::{IDS, log, one, schema};
 use crate::model::{CommandOutcome, KeyRange, PushOutcome, Refusal, RefusalKind};
 
 const LOWER_HALF: KeyRange = KeyRange { start: 0, end: u64::MAX / 2 };
 
-fn cases(count: u32) -> ProptestConfig {
-    ProptestConfig { cases: count, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(cases(60))]
+    #![proptest_config(cases())]
 
     #[test]
     fn a_machine_does_what_the_reference_does(entries in log(120), half in prop::bool::weighted(0.2)) {

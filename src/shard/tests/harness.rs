@@ -1,5 +1,7 @@
 //! A machine over a store in a temporary folder, and a log that is as durable as the test wants.
 
+use std::cell::Cell;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
@@ -8,12 +10,20 @@ use evershard_proto::key::key_of;
 use evershard_raft::state_machine::{CommittedEntry, EntryContent, LogPosition, StateMachine};
 use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore, RocksOptions, RocksShared};
 use parking_lot::Mutex;
+use proptest::prelude::ProptestConfig;
 use tempfile::TempDir;
 
 use crate::flush::{DurableIndex, FlushReport, flush_replica};
 use crate::model::KeyRange;
 use crate::read::Digest;
 use crate::shard::{ShardError, ShardMachine, ShardOptions, SmallState};
+
+/// Each case opens stores on a real disk: fewer than usual, unless PROPTEST_CASES says otherwise.
+pub(super) fn cases() -> ProptestConfig {
+    let cases =
+        if std::env::var_os("PROPTEST_CASES").is_some() { ProptestConfig::default().cases } else { 40 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
 
 static ROCKS: LazyLock<RocksShared> =
     LazyLock::new(|| RocksShared::new(RocksOptions::default()).expect("an environment"));
@@ -93,6 +103,27 @@ pub(super) fn flush_with(
 ) -> Result<Option<FlushReport>, ShardError> {
     let log = Log { durable, between: Mutex::new(between) };
     flush_replica(machine, &log)
+}
+
+/// Crashes this thread at a crash point of the storage crate, once; other threads pass it by. False when crash points are
+/// not compiled in, or the point was not reached.
+pub(super) fn crash_at(point: &'static str, work: impl FnOnce()) -> bool {
+    thread_local! { static ARMED: Cell<Option<&'static str>> = const { Cell::new(None) }; }
+    if !cfg!(feature = "failpoints") {
+        return false;
+    }
+    let crash = move || {
+        if ARMED.get() == Some(point) {
+            ARMED.set(None);
+            // Past the panic hook: this is no failure.
+            std::panic::resume_unwind(Box::new("crash"));
+        }
+    };
+    fail::cfg_callback(point, crash).expect("a crash point");
+    ARMED.set(Some(point));
+    let crashed = std::panic::catch_unwind(AssertUnwindSafe(work)).is_err();
+    ARMED.set(None);
+    crashed
 }
 
 /// What must be equal in replicas that applied the same entries.

@@ -4,13 +4,13 @@ use evershard_proto::push_body::Operation;
 use evershard_proto::shard_command::ShardCommand;
 use proptest::prelude::*;
 
-use super::harness::{Replica, apply, command, flush};
+use super::harness::{Replica, apply, cases, command, flush};
 use super::script::{log, one, schema};
 use crate::model::KeyRange;
 use crate::shard::{ScrubResult, Scrubber, ShardMachine, ShardOptions};
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     #[test]
     fn a_scan_between_entries_is_a_scan_of_the_stopped_world(
