@@ -25,6 +25,7 @@ use openraft_rt_sim::{SimInstant, SimRuntime};
 use parking_lot::Mutex;
 use support::adder::Adder;
 use support::sim_net::{Dice, SimNet};
+use tokio_util::sync::CancellationToken;
 
 const GROUP: u64 = 1;
 const NODES: u64 = 3;
@@ -50,6 +51,8 @@ struct Node {
 
 struct Live {
     log: Log,
+    /// Ends the pump: a dead process touches its disk no more.
+    alive: CancellationToken,
     group: Group<SimRuntime>,
     adder: Arc<Adder>,
 }
@@ -122,19 +125,19 @@ impl World {
         };
         // The disk works while the group opens: votes and purges are durable before their calls return.
         let handle = log.group(GROUP, replica(id)).expect("log");
-        self.pump(id, log.clone());
+        let alive = CancellationToken::new();
+        self.pump(log.clone(), alive.clone());
         let group =
             host.open(GROUP, replica(id), Arc::clone(&adder) as _, handle).await.expect("the replica opens");
         self.net.up(id, router);
-        self.nodes[number].live = Some(Live { log, group, adder });
+        self.nodes[number].live = Some(Live { log, alive, group, adder });
     }
 
-    /// Commits the log's queue after a random time, until the disk dies.
-    fn pump(&self, id: u64, log: Log) {
+    /// Commits the log's queue after a random time, until the process dies.
+    fn pump(&self, log: Log, alive: CancellationToken) {
         let dice = self.dice.clone();
-        let disk = self.nodes[id as usize - 1].disk.clone();
         drop(SimRuntime::spawn(async move {
-            while !disk.is_off() {
+            while !alive.is_cancelled() {
                 log.pump();
                 if dice.chance(64) {
                     log.housekeep();
@@ -151,6 +154,7 @@ impl World {
         let Some(live) = node.live.take() else { return };
         node.disk.cut_power();
         self.net.down(node.id);
+        live.alive.cancel();
         // Whatever waits for the disk hears that it is dead.
         live.log.pump();
         live.group.shutdown().await;
@@ -297,6 +301,7 @@ impl World {
                     self.oracle.lock().snapshots_installed += live.adder.installs();
                 }
                 live.group.shutdown().await;
+                live.alive.cancel();
             }
             self.nodes[number].disk.cut_power();
         }
