@@ -67,7 +67,7 @@ impl Memory {
             return;
         }
         let key = (index * index + index / 5) % KEYS * 0x1111_1111_1111_1111;
-        let table = &mut self.tables[(index % 3 == 0) as usize];
+        let table = &mut self.tables[usize::from(index.is_multiple_of(3))];
         let slot = match table.find_slot(key) {
             Some(slot) if table.row(slot).header().version >= index => return,
             Some(slot) => slot,

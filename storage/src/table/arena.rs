@@ -150,13 +150,13 @@ impl Arena {
         prefetch(self.pointer(slot));
     }
 
-    /// Asks for all cache lines of a row, at most the first 2 KiB (the hardware streams the rest).
+    /// Asks for the cache lines of a row's head and its first `floats`, at most 2 KiB of them (the hardware streams the rest).
     #[inline]
-    pub(super) fn prefetch(&self, slot: Slot) {
+    pub(super) fn prefetch(&self, slot: Slot, floats: usize) {
         let start = self.pointer(slot);
         let first = start.addr() & (CACHE_LINE - 1);
-        let lines = (first + self.stride.min(2048)).div_ceil(CACHE_LINE);
-        for line in 0..lines {
+        let bytes = (HEAD_BYTES + floats * size_of::<f32>()).min(2048);
+        for line in 0..(first + bytes).div_ceil(CACHE_LINE) {
             prefetch(start.wrapping_add(line * CACHE_LINE));
         }
     }

@@ -9,6 +9,7 @@
 
 use std::ptr::NonNull;
 
+#[cfg(not(miri))]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// How the kernel should back a chunk.

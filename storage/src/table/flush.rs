@@ -72,7 +72,7 @@ impl Table {
         const AHEAD: usize = 16;
         for (position, row) in rows.iter().enumerate() {
             if let Some(ahead) = rows.get(position + AHEAD).filter(|ahead| self.owes(ahead)) {
-                self.arena.prefetch(ahead.slot);
+                self.arena.prefetch(ahead.slot, self.shape().floats());
             }
             if !self.owes(row) {
                 continue;

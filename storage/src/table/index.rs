@@ -1,7 +1,7 @@
 //! From key to slot: extendible hashing over segments of cache-line buckets.
 //!
 //! The first bits of a key's hash choose a segment through the directory, the last bits a bucket in it. A crowded segment is
-//! split in two, a third of a millisecond's work, whatever the size of the table: growing never stops a shard for long, and
+//! split in two, about a millisecond's work, whatever the size of the table: growing never stops a shard for long, and
 //! never holds two copies of the index. A small table has one small segment that doubles.
 //!
 //! Keys are not kept here but in the rows, where the reader of a row needs them near anyway: 6.4 bytes an entry when crowded,
@@ -21,11 +21,11 @@ use super::segment::Segment;
 use super::slot::Slot;
 
 const SMALL_BUCKETS: u32 = if cfg!(miri) { 1 } else { 64 };
-/// 128 KiB of buckets, 20 480 entries when crowded.
-const SEGMENT_BUCKETS: u32 = if cfg!(miri) { 4 } else { 2048 };
+/// 64 KiB of buckets, 10 240 entries when crowded.
+const SEGMENT_BUCKETS: u32 = if cfg!(miri) { 4 } else { 1024 };
 const SEGMENT_BYTES: usize = SEGMENT_BUCKETS as usize * size_of::<Bucket>();
 /// Segments are cut from pieces of 2 MiB, a huge page each.
-const SEGMENTS_PER_SLAB: usize = 16;
+const SEGMENTS_PER_SLAB: usize = 32;
 /// Rows number fewer than 2^32, so a depth like this only comes from hashes that do not tell keys apart.
 const DEPTH_MAX: u32 = 32;
 

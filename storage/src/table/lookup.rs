@@ -34,12 +34,12 @@ impl Table {
         slots.clear();
         slots.reserve(keys.len());
         for keys in keys.chunks(Self::BATCH) {
-            self.find_some(keys, slots);
+            self.find_some(keys, slots, self.shape().floats());
         }
     }
 
-    /// Adds the slots of at most [`Table::BATCH`] keys to `slots`.
-    fn find_some(&self, keys: &[u64], slots: &mut Vec<Option<Slot>>) {
+    /// Adds the slots of at most [`Table::BATCH`] keys to `slots`, and asks for the first `floats` of their rows.
+    fn find_some(&self, keys: &[u64], slots: &mut Vec<Option<Slot>>, floats: usize) {
         let mut hashes = [KeyHash::default(); Self::BATCH];
         for (hash, &key) in hashes.iter_mut().zip(keys) {
             *hash = self.index.hash(key);
@@ -58,7 +58,7 @@ impl Table {
                 place.map(|place| home.slot(place))
             });
             if let Some(slot) = likely {
-                self.arena.prefetch(slot);
+                self.arena.prefetch(slot, floats);
             }
             slots.push(likely);
         }
@@ -70,17 +70,19 @@ impl Table {
             if wrong {
                 *found = self.find_slot(key);
                 if let Some(slot) = *found {
-                    self.arena.prefetch(slot);
+                    self.arena.prefetch(slot, floats);
                 }
             }
         }
     }
 
-    /// Calls `visit` with the position and the row of each key, in order: a pull. Looks up and prefetches in batches.
+    /// Calls `visit` with the position and the row of each key, in order: a pull. Looks up and prefetches in batches; only the
+    /// weights are prefetched.
     pub fn visit<'table>(&'table self, keys: &[u64], mut visit: impl FnMut(usize, Option<RowRef<'table>>)) {
         let mut slots = Vec::with_capacity(keys.len().min(Self::BATCH));
         for (batch, keys) in keys.chunks(Self::BATCH).enumerate() {
-            self.find_batch(keys, &mut slots);
+            slots.clear();
+            self.find_some(keys, &mut slots, self.shape().dim as usize);
             for (offset, slot) in slots.iter().enumerate() {
                 visit(batch * Self::BATCH + offset, slot.map(|slot| self.row(slot)));
             }
@@ -93,6 +95,6 @@ impl Table {
     /// When the slot was not handed out by this table since it was last cleared.
     #[inline]
     pub fn prefetch(&self, slot: Slot) {
-        self.arena.prefetch(slot);
+        self.arena.prefetch(slot, self.shape().floats());
     }
 }
