@@ -90,6 +90,10 @@ impl StoreError {
         Self::Io { path: path.to_owned(), source }
     }
 
+    pub(super) fn sync(path: &Path, source: io::Error) -> Self {
+        Self::Sync { path: path.to_owned(), source }
+    }
+
     pub(super) fn corrupt(path: &Path, what: impl ToString) -> Self {
         Self::Corrupt { path: path.to_owned(), what: what.to_string() }
     }

@@ -16,6 +16,7 @@ use super::error::StoreError;
 use super::meta_record::MetaRecord;
 use super::state::FlushedState;
 use super::store::{Current, ReplicaStore};
+use crate::disk::RealDisk;
 use crate::keyspace::ReplicaFile;
 
 impl ReplicaStore {
@@ -29,7 +30,8 @@ impl ReplicaStore {
         let mut changes = self.changes()?;
         let ours = self.current.read().record.clone();
         let meta = directory.join(ReplicaFile::Meta.to_string());
-        let received = MetaRecord::read(directory)?.ok_or_else(|| StoreError::corrupt(&meta, "missing"))?;
+        let received =
+            MetaRecord::read(&RealDisk, directory)?.ok_or_else(|| StoreError::corrupt(&meta, "missing"))?;
         ours.identity.expect_same_group(&received.identity, &meta)?;
         let index = |state: &FlushedState| state.replay_from.map(|position| position.index);
         if index(&received.state) < index(&ours.state) {

@@ -20,8 +20,7 @@
 //!
 //! Not here: when it is written (`store`, `install`).
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -30,6 +29,7 @@ use super::durable;
 use super::error::StoreError;
 use super::state::{FlushedState, Position, ReplicaIdentity};
 use crate::codec::{DecodeError, Reader};
+use crate::disk::{Disk, read_whole};
 use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
@@ -48,27 +48,24 @@ pub(super) struct MetaRecord {
 
 impl MetaRecord {
     /// Replaces the record in a folder, durably.
-    pub(super) fn write(&self, directory: &Path) -> Result<(), StoreError> {
+    pub(super) fn write(&self, disk: &dyn Disk, directory: &Path) -> Result<(), StoreError> {
         let path = directory.join(ReplicaFile::Meta.to_string());
         let temporary = directory.join(ReplicaFile::MetaTemporary.to_string());
         let bytes = self.encode().ok_or_else(|| StoreError::Refused {
             what: format!("the small state does not fit a meta record of {BYTES_MAX} bytes"),
         })?;
-        durable::replace_file(directory, &path, &temporary, &bytes)
+        durable::replace_file(disk, directory, &path, &temporary, &bytes)
     }
 
     /// Reads the record in a folder; `None` when the file is not there.
-    pub(super) fn read(directory: &Path) -> Result<Option<Self>, StoreError> {
+    pub(super) fn read(disk: &dyn Disk, directory: &Path) -> Result<Option<Self>, StoreError> {
         let path = directory.join(ReplicaFile::Meta.to_string());
-        let read = || {
-            let file = File::open(&path)?;
-            let mut bytes = Vec::new();
-            file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = match read() {
+        let bytes = match read_whole(disk, &path, BYTES_MAX) {
             Ok(bytes) => bytes,
-            Err(source) if io::Error::kind(&source) == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) if source.kind() == io::ErrorKind::InvalidData => {
+                return Err(StoreError::corrupt(&path, source));
+            }
             Err(source) => return Err(StoreError::io(&path, source)),
         };
         Self::decode(&bytes).map(Some).map_err(|what| StoreError::corrupt(&path, what))
@@ -172,6 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::{Loss, SimDisk};
 
     fn example() -> MetaRecord {
         MetaRecord {
@@ -212,6 +210,57 @@ mod tests {
             assert!(MetaRecord::decode(&GOLDEN[..at]).is_err(), "cut at {at}");
         }
         assert!(MetaRecord::decode(&[GOLDEN, &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn a_power_cut_at_any_io_leaves_the_old_record_or_the_new() {
+        let directory = Path::new("/replica");
+        let new = MetaRecord { generation: 8, ..example() };
+        let (mut old_seen, mut new_seen) = (0, 0);
+        for (seed, loss) in
+            (0..6).flat_map(|seed| [Loss::All, Loss::Nothing, Loss::Random].map(|loss| (seed, loss)))
+        {
+            for io in 1.. {
+                let disk = SimDisk::new(seed);
+                disk.create_dir_all(directory).unwrap();
+                example().write(&disk, directory).unwrap();
+                disk.cut_power_at(disk.io_count() + io);
+                let written = new.write(&disk, directory);
+                let reached = disk.is_off();
+                disk.power_cycle(loss);
+                let found = MetaRecord::read(&disk, directory).unwrap().unwrap();
+                assert!(found == new || (found == example() && written.is_err()), "I/O {io}, {loss:?}");
+                *(if found == new { &mut new_seen } else { &mut old_seen }) += 1;
+                if !reached {
+                    assert!(written.is_ok());
+                    break;
+                }
+            }
+        }
+        assert!(old_seen > 0 && new_seen > 0);
+    }
+
+    #[test]
+    fn a_failed_sync_is_told_from_other_failures() {
+        let directory = Path::new("/replica");
+        for io in 1.. {
+            let disk = SimDisk::new(1);
+            disk.create_dir_all(directory).unwrap();
+            example().write(&disk, directory).unwrap();
+            disk.fail_at(disk.io_count() + io, libc::ENOSPC);
+            let new = MetaRecord { generation: 8, ..example() };
+            match new.write(&disk, directory) {
+                Ok(()) => {
+                    assert!(io > 4, "{io}");
+                    break;
+                }
+                Err(StoreError::Sync { .. }) => {}
+                Err(error) => {
+                    assert!(error.is_disk_full(), "{error}");
+                    assert_eq!(MetaRecord::read(&disk, directory).unwrap(), Some(example()));
+                }
+            }
+        }
     }
 
     proptest! {

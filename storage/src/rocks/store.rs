@@ -22,6 +22,7 @@ use super::meta_record::MetaRecord;
 use super::options::RocksShared;
 use super::run::RunWriter;
 use super::state::{FlushedState, ReplicaIdentity};
+use crate::disk::RealDisk;
 use crate::keyspace::ReplicaFile;
 use crate::table::RowHeader;
 
@@ -85,7 +86,7 @@ impl ReplicaStore {
         fs::create_dir_all(directory).map_err(|source| StoreError::io(directory, source))?;
         let record = MetaRecord { identity: identity.clone(), generation: 1, state: FlushedState::default() };
         // The record comes first: a folder with data and no record is a mistake of somebody, never of a crash.
-        record.write(directory)?;
+        record.write(&RealDisk, directory)?;
         if let Some(parent) = directory.parent() {
             durable::sync_directory(parent)?;
         }
@@ -279,7 +280,7 @@ impl ReplicaStore {
         let linked = self
             .database()
             .link_to(&directory.join(ReplicaFile::LinkedRocks.to_string()))
-            .and_then(|()| record.write(directory));
+            .and_then(|()| record.write(&RealDisk, directory));
         match linked {
             Ok(()) => Ok(record.state),
             Err(error) => {
@@ -335,7 +336,7 @@ impl ReplicaStore {
     }
 
     pub(super) fn write_record(&self, changes: &mut Changes, record: &MetaRecord) -> Result<(), StoreError> {
-        record.write(&self.directory).inspect_err(|error| {
+        record.write(&RealDisk, &self.directory).inspect_err(|error| {
             // The old record or the new one is on disk, and only a new process can find out which.
             changes.poisoned |= matches!(error, StoreError::Sync { .. });
         })
@@ -348,7 +349,7 @@ fn rocks_path(directory: &Path, generation: u64) -> PathBuf {
 
 /// Reads a folder's record, or says what is there instead.
 fn find(directory: &Path) -> Result<MetaRecord, StoreError> {
-    if let Some(record) = MetaRecord::read(directory)? {
+    if let Some(record) = MetaRecord::read(&RealDisk, directory)? {
         return Ok(record);
     }
     let absent = || StoreError::Absent { path: directory.to_owned() };
