@@ -164,7 +164,8 @@ impl Chores {
             number
         };
         let options = &shared.options;
-        let result = Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes);
+        let synced = shared.progress.lock().synced;
+        let result = Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes, synced);
         let mut due = self.due.lock();
         due.preparing = None;
         match result {

@@ -381,10 +381,27 @@ impl GroupIndex {
 
     /// Bytes of records recovery would need.
     pub(super) fn live_bytes(&self) -> u64 {
+        let anchors = self.anchor_bytes();
+        self.live.values().sum::<u64>() + anchors.iter().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// Bytes of records in this segment that recovery would need.
+    pub(super) fn live_bytes_in(&self, segment: u64) -> u64 {
+        let anchors = self.anchor_bytes();
+        let anchors = anchors.iter().filter(|(anchor, _)| *anchor == Some(segment)).map(|(_, bytes)| bytes);
+        self.live.get(&segment).copied().unwrap_or(0) + anchors.sum::<u64>()
+    }
+
+    fn anchor_bytes(&self) -> [(Option<u64>, u64); 5] {
         let body = |body: &Option<Bytes>| record_bytes(body.as_ref().map_or(0, Bytes::len));
         let reason = self.quarantine.as_ref().map_or(0, |(_, reason)| reason.len());
-        let small = 2 * record_bytes(0) + body(&self.vote) + body(&self.committed) + record_bytes(reason);
-        self.live.values().sum::<u64>() + small
+        [
+            (self.anchors.create, record_bytes(0)),
+            (self.anchors.vote, body(&self.vote)),
+            (self.anchors.committed, body(&self.committed)),
+            (self.anchors.purge, record_bytes(0)),
+            (self.anchors.quarantine, record_bytes(reason)),
+        ]
     }
 
     /// The oldest segment recovery would need for this group.

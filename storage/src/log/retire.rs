@@ -2,8 +2,8 @@
 //!
 //! Only the oldest segment can go, and only when recovery needs nothing in it: so what comes later in the log (a
 //! truncation, a purge, a forgotten group) never goes before what it speaks about. A group that does not move would
-//! hold its segment for ever; when more than half of the log is of no use, what the oldest segment still holds is
-//! copied to the end.
+//! hold its segment for ever; so what the oldest segment still holds is copied to the end when it is little, or when
+//! more than half of the log is of no use.
 //!
 //! Invariants:
 //! - Everything that made a segment useless is synced before the segment goes.
@@ -37,7 +37,7 @@ pub(super) fn run(shared: &Shared) {
         }
     }
     let is_relocating = shared.chores.relocations.load(Ordering::Acquire) > 0;
-    if needed < active && !is_relocating && is_mostly_useless(shared, &groups) {
+    if needed < active && !is_relocating && is_worth_moving(shared, &groups, needed, active) {
         relocate(shared, &groups, needed);
     }
 }
@@ -58,10 +58,16 @@ fn remove_before(shared: &Shared, number: u64) -> bool {
     true
 }
 
-fn is_mostly_useless(shared: &Shared, groups: &[Arc<Group>]) -> bool {
-    let live: u64 = groups.iter().map(|group| group.lock().live_bytes()).sum();
+/// Whether to copy forward what this segment, the oldest, still holds: because it is next to nothing (a vote, a purge
+/// marker), or because more than half of the whole log is of no use. Either way copying frees more than it writes.
+fn is_worth_moving(shared: &Shared, groups: &[Arc<Group>], segment: u64, active: u64) -> bool {
     let (_, bytes) = shared.segments.totals();
-    bytes > 2 * live + 2 * shared.options.segment_bytes
+    let live: u64 = groups.iter().map(|group| group.lock().live_bytes()).sum();
+    if bytes > 2 * live + 2 * shared.options.segment_bytes {
+        return true;
+    }
+    let live_here: u64 = groups.iter().map(|group| group.lock().live_bytes_in(segment)).sum();
+    segment + 1 < active && live_here <= shared.options.segment_bytes / 8
 }
 
 /// Queues copies of what the groups still need of this segment, a chunk of it.

@@ -3,9 +3,9 @@
 //! ```text
 //! offset  0  magic    8 bytes  "EVSHLOG\0"
 //!         8  version  u32
-//!        12  crc      u32      over magic, version and number
+//!        12  crc      u32      over all of the header but itself
 //!        16  number   u64      unique in this log, never reused
-//!        24  zeros    8 bytes
+//!        24  proven   u64      offset in the segment before this one that was synced when this one was made
 //!        32  records
 //! ```
 //!
@@ -46,7 +46,8 @@ pub(super) struct Segment {
 /// What a segment's header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderCheck {
-    Good,
+    /// Intact; the offset in the segment before that was synced when this one was made.
+    Good(u64),
     /// Never finished, or damaged.
     Bad,
     /// Intact, but of another format version.
@@ -55,11 +56,13 @@ pub(super) enum HeaderCheck {
 
 impl Segment {
     /// Creates the file, reserves its space, and makes header and name durable.
+    /// `synced` is how far the log is synced by now.
     pub(super) fn create(
         disk: &dyn Disk,
         directory: &Path,
         number: u64,
         bytes: u64,
+        synced: Position,
     ) -> Result<Self, LogError> {
         let path = directory.join(file_name(number));
         let file = disk.create(&path).map_err(LogError::io("create", &path))?;
@@ -67,7 +70,8 @@ impl Segment {
         if let Err(error) = file.allocate(bytes.max(SEGMENT_HEADER_BYTES)) {
             tracing::warn!(path = %path.display(), %error, "cannot reserve the space of a log segment");
         }
-        file.write_all_at(&encode_header(number), 0).map_err(LogError::io("write", &path))?;
+        let proven = if synced.segment + 1 == number { synced.offset } else { 0 };
+        file.write_all_at(&encode_header(number, proven), 0).map_err(LogError::io("write", &path))?;
         file.sync_all().map_err(LogError::io("sync", &path))?;
         disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &path))?;
         Ok(Segment { number, path, file })
@@ -92,11 +96,12 @@ pub(super) fn parse_file_name(name: &str) -> Option<u64> {
     (file_name(number) == name).then_some(number)
 }
 
-fn encode_header(number: u64) -> [u8; HEADER_LEN] {
+fn encode_header(number: u64, proven: u64) -> [u8; HEADER_LEN] {
     let mut bytes = [0; HEADER_LEN];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[16..24].copy_from_slice(&number.to_le_bytes());
+    bytes[24..].copy_from_slice(&proven.to_le_bytes());
     let crc = header_crc(&bytes);
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
     bytes
@@ -105,12 +110,20 @@ fn encode_header(number: u64) -> [u8; HEADER_LEN] {
 /// Looks at the first bytes of a segment file of this number.
 pub(super) fn check_header(bytes: &[u8], number: u64) -> HeaderCheck {
     let Some(header) = bytes.first_chunk::<HEADER_LEN>() else { return HeaderCheck::Bad };
-    if *header == encode_header(number) {
-        return HeaderCheck::Good;
-    }
+    let number_at = |offset: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&header[offset..offset + 8]);
+        u64::from_le_bytes(bytes)
+    };
     let version = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-    let is_intact = header.starts_with(MAGIC) && header[12..16] == header_crc(header).to_le_bytes();
-    if is_intact && version != VERSION { HeaderCheck::OtherVersion(version) } else { HeaderCheck::Bad }
+    if !header.starts_with(MAGIC) || header[12..16] != header_crc(header).to_le_bytes() {
+        return HeaderCheck::Bad;
+    }
+    match version {
+        VERSION if number_at(16) == number => HeaderCheck::Good(number_at(24)),
+        VERSION => HeaderCheck::Bad,
+        other => HeaderCheck::OtherVersion(other),
+    }
 }
 
 /// The version this program writes.
@@ -143,8 +156,8 @@ mod tests {
 
     #[test]
     fn headers_tell_damage_from_versions() {
-        let header = encode_header(5);
-        assert_eq!(check_header(&header, 5), HeaderCheck::Good);
+        let header = encode_header(5, 77);
+        assert_eq!(check_header(&header, 5), HeaderCheck::Good(77));
         assert_eq!(check_header(&header, 6), HeaderCheck::Bad);
         assert_eq!(check_header(&header[..31], 5), HeaderCheck::Bad);
         assert_eq!(check_header(&[0; HEADER_LEN], 5), HeaderCheck::Bad);

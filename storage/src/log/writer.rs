@@ -108,7 +108,7 @@ impl Writer {
             Some(next) => next,
             None => {
                 let options = &shared.options;
-                Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes)?
+                Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes, end)?
             }
         };
         shared.chores.request_trim(self.active.clone(), self.offset);

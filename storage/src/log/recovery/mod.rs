@@ -114,7 +114,7 @@ fn create(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogError> {
         disk.sync_dir(parent).map_err(LogError::io("sync", parent))?;
     }
     let floor = Floor::create(disk, &options.directory, floor_record(options, 1, Position::default()))?;
-    let active = Arc::new(Segment::create(disk, &options.directory, 1, options.segment_bytes)?);
+    let active = Arc::new(Segment::create(disk, &options.directory, 1, options.segment_bytes, Position::default())?);
     Ok(Opened {
         groups: BTreeMap::new(),
         segments: vec![(active.clone(), SEGMENT_HEADER_BYTES)],
@@ -270,7 +270,7 @@ fn go_on(
             if disk.exists(&leftover).map_err(LogError::io("look for", &leftover))? {
                 disk.remove_file(&leftover).map_err(LogError::io("remove", &leftover))?;
             }
-            let segment = Arc::new(Segment::create(disk, directory, number, options.segment_bytes)?);
+            let segment = Arc::new(Segment::create(disk, directory, number, options.segment_bytes, synced)?);
             segments.push((segment.clone(), SEGMENT_HEADER_BYTES));
             (segment, SEGMENT_HEADER_BYTES)
         }

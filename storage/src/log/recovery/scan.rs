@@ -49,10 +49,17 @@ impl SegmentScan {
             .then(|| first.header.proven())
     }
 
-    /// The furthest position any mark in it proves.
-    pub(crate) fn proven(&self) -> Option<Position> {
+    /// The furthest position that any mark in it proves, or its header.
+    pub(crate) fn proven(&self, number: u64) -> Option<Position> {
         let marks = self.records.iter().filter(|record| record.header.kind == RecordKind::Mark);
-        marks.map(|mark| mark.header.proven()).max()
+        let marks = marks.map(|mark| mark.header.proven());
+        let header = match self.header {
+            HeaderCheck::Good(offset) if offset > 0 => {
+                number.checked_sub(1).map(|segment| Position { segment, offset })
+            }
+            _ => None,
+        };
+        marks.chain(header).max()
     }
 }
 

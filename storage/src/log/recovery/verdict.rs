@@ -3,7 +3,7 @@
 //! Pure. The rule: what lies below a position that is proven to have been synced must be readable, or it is damage; what
 //! lies above may be torn, and the log ends at the first place that is.
 //!
-//! Proofs: every mark (each batch says what was synced before it), and the floor.
+//! Proofs: every mark (each batch says what was synced before it), every segment's header, and the floor.
 //!
 //! Invariants:
 //! - Nothing that was synced is ever taken for a torn tail, as far as any proof of it is left.
@@ -29,7 +29,7 @@ pub(crate) struct Verdict {
 
 /// Judges the scans, from the first segment that must be there on.
 pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentScan>) -> Verdict {
-    let proven = scans.values().filter_map(SegmentScan::proven).max().unwrap_or_default().max(synced);
+    let proven = scans.iter().filter_map(|(&number, scan)| scan.proven(number)).max().unwrap_or_default().max(synced);
     let settled = settled(scans);
     let mut verdict = Verdict::default();
     let mut found: Vec<String> = Vec::new();
@@ -42,7 +42,7 @@ pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentS
             }
             break;
         };
-        let is_good = scan.header == HeaderCheck::Good;
+        let is_good = matches!(scan.header, HeaderCheck::Good(_));
         let is_begun = scan.end_of_previous().is_some() || number == first;
         if number > proven.segment && !(is_good && is_begun) {
             // A segment that was being prepared, or whose first batch is torn.
