@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{DB, IngestExternalFileOptions, ReadOptions};
 
@@ -21,24 +22,25 @@ const FAMILY: &str = "default";
 /// An open folder. Closed when dropped; when it was retired, the folder goes too.
 pub(super) struct Database {
     path: PathBuf,
-    /// Taken in `drop` only.
-    open: Option<DB>,
+    shared: RocksShared,
+    /// `None` after a reopening that failed, and in `drop`.
+    open: RwLock<Option<DB>>,
     retired: AtomicBool,
 }
 
 impl Database {
     pub(super) fn open(path: PathBuf, shared: &RocksShared, create: bool) -> Result<Self, StoreError> {
-        if !create && !path.join("CURRENT").is_file() {
-            return Err(StoreError::corrupt(
-                &path,
-                "missing, or not a RocksDB folder, though the meta record names it",
-            ));
-        }
-        // By name, so that batched reads have a handle; it is the only family there is.
-        let options = shared.database(create);
-        let open = DB::open_cf_with_opts(&options, &path, [(FAMILY, options.clone())])
-            .map_err(|error| StoreError::rocks(&path, "open", &error))?;
-        Ok(Self { path, open: Some(open), retired: AtomicBool::new(false) })
+        let open = RwLock::new(Some(open_folder(&path, shared, create)?));
+        Ok(Self { path, shared: shared.clone(), open, retired: AtomicBool::new(false) })
+    }
+
+    /// Closes and opens the folder: what RocksDB needs after an error of its own (a full disk), which it does not forget
+    /// otherwise. Waits for readers.
+    pub(super) fn reopen(&self) -> Result<(), StoreError> {
+        let mut open = self.open.write();
+        drop(open.take());
+        *open = Some(open_folder(&self.path, &self.shared, false)?);
+        Ok(())
     }
 
     /// The folder is no longer the one that counts: remove it when the last user is gone.
@@ -46,8 +48,13 @@ impl Database {
         self.retired.store(true, Ordering::Release);
     }
 
-    fn db(&self) -> Result<&DB, StoreError> {
-        self.open.as_ref().ok_or_else(|| StoreError::Poisoned { path: self.path.clone() })
+    /// Recursively: a reader may read again, also while a reopening waits.
+    fn db(&self) -> Result<MappedRwLockReadGuard<'_, DB>, StoreError> {
+        RwLockReadGuard::try_map(self.open.read_recursive(), Option::as_ref).map_err(|_| StoreError::Rocks {
+            path: self.path.clone(),
+            doing: "answer",
+            message: "it was closed after an error and could not be opened again".to_owned(),
+        })
     }
 
     fn error<'a>(&'a self, doing: &'static str) -> impl Fn(rocksdb::Error) -> StoreError + 'a {
@@ -81,7 +88,8 @@ impl Database {
             options.set_iterate_lower_bound(first);
             options.set_iterate_upper_bound(end);
         }
-        let mut rows = self.db()?.raw_iterator_opt(options);
+        let db = self.db()?;
+        let mut rows = db.raw_iterator_opt(options);
         let mut floats = Vec::new();
         rows.seek_to_first();
         while let Some((key, value)) = rows.item() {
@@ -139,7 +147,8 @@ impl Database {
 
     /// Makes `directory` (which does not exist) a folder of hard links to what is here now.
     pub(super) fn link_to(&self, directory: &Path) -> Result<(), StoreError> {
-        let checkpoint = Checkpoint::new(self.db()?).map_err(self.error("prepare links"))?;
+        let db = self.db()?;
+        let checkpoint = Checkpoint::new(&db).map_err(self.error("prepare links"))?;
         checkpoint.create_checkpoint(directory).map_err(self.error("link"))
     }
 
@@ -162,9 +171,22 @@ impl Database {
     }
 }
 
+fn open_folder(path: &Path, shared: &RocksShared, create: bool) -> Result<DB, StoreError> {
+    if !create && !path.join("CURRENT").is_file() {
+        return Err(StoreError::corrupt(
+            path,
+            "missing, or not a RocksDB folder, though the meta record names it",
+        ));
+    }
+    // By name, so that batched reads have a handle; it is the only family there is.
+    let options = shared.database(create);
+    DB::open_cf_with_opts(&options, path, [(FAMILY, options.clone())])
+        .map_err(|error| StoreError::rocks(path, "open", &error))
+}
+
 impl Drop for Database {
     fn drop(&mut self) {
-        drop(self.open.take());
+        drop(self.open.get_mut().take());
         if self.retired.load(Ordering::Acquire)
             && let Err(error) = durable::remove_directory(&self.path)
         {

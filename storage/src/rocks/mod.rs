@@ -15,6 +15,7 @@
 mod database;
 mod durable;
 mod error;
+mod folder;
 mod install;
 mod meta_record;
 mod options;

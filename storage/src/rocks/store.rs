@@ -7,7 +7,7 @@
 //! - commits, links and installs exclude each other; reading excludes nobody;
 //! - whatever a crash left behind is either what counts or is removed by the next open.
 //!
-//! Not here: what is dirty (`table`), when to flush (the server), installing a snapshot (`install`).
+//! Not here: what else a folder may hold (`folder`), what is dirty (`table`), when to flush (the server), installing a snapshot (`install`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use parking_lot::{Mutex, RwLock};
 use super::database::Database;
 use super::durable;
 use super::error::StoreError;
+use super::folder::{find_record, remove_leftovers, rocks_path};
 use super::meta_record::MetaRecord;
 use super::options::RocksShared;
 use super::run::RunWriter;
@@ -36,7 +37,10 @@ pub(super) struct Current {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     runs_begun: u64,
+    /// An fsync failed: only a new process may look at this folder.
     poisoned: bool,
+    /// RocksDB failed, and takes nothing in until it was opened anew.
+    reopen: bool,
 }
 
 /// A replica's store. Shared by reference; all methods may block on the disk.
@@ -78,7 +82,7 @@ impl ReplicaStore {
         identity: &ReplicaIdentity,
         shared: &RocksShared,
     ) -> Result<Self, StoreError> {
-        match find(directory) {
+        match find_record(directory) {
             Err(StoreError::Absent { .. }) => {}
             Ok(_) => return Err(StoreError::Exists { path: directory.to_owned() }),
             Err(error) => return Err(error),
@@ -103,7 +107,7 @@ impl ReplicaStore {
         expected: &ReplicaIdentity,
         shared: &RocksShared,
     ) -> Result<(Self, FlushedState), StoreError> {
-        let record = find(directory)?;
+        let record = find_record(directory)?;
         expected.expect(&record.identity, &directory.join(ReplicaFile::Meta.to_string()))?;
         let store = Self::open_found(directory, record, shared)?;
         let state = store.state();
@@ -177,13 +181,17 @@ impl ReplicaStore {
         self.database().get_many(table, keys, found)
     }
 
-    /// Begins a sorted run. Dropping it leaves nothing.
+    /// Begins a sorted run. Dropping it leaves nothing. When RocksDB failed before (a full disk), it is opened anew first.
     ///
     /// # Errors
-    /// [`StoreError::Poisoned`] after a failure that left the disk unknown.
+    /// [`StoreError::Poisoned`] after a failed fsync; [`StoreError::Rocks`] when RocksDB does not open.
     pub fn begin_run(&self) -> Result<RunWriter<'_>, StoreError> {
         let number = {
             let mut changes = self.changes()?;
+            if changes.reopen {
+                self.database().reopen()?;
+                changes.reopen = false;
+            }
             changes.runs_begun += 1;
             changes.runs_begun
         };
@@ -239,7 +247,7 @@ impl ReplicaStore {
         }
         fail::fail_point!("flush::before_ingest");
         if !files.is_empty() {
-            self.database().ingest(&files)?;
+            self.ingest(&mut changes, &files)?;
         }
         fail::fail_point!("flush::before_meta");
         raised.state = FlushedState { complete_at, ..replay };
@@ -255,7 +263,7 @@ impl ReplicaStore {
     /// When the disk or RocksDB says no.
     pub fn delete_table(&self, table: u32) -> Result<(), StoreError> {
         let mut run = self.begin_run()?;
-        let _changes = self.changes()?;
+        let mut changes = self.changes()?;
         if run.generation() != self.current.read().record.generation {
             return Err(StoreError::Superseded);
         }
@@ -264,7 +272,7 @@ impl ReplicaStore {
         database.drop_files_of(table)?;
         run.drop_table(table);
         let files = run.finish()?;
-        database.ingest(&files)
+        self.ingest(&mut changes, &files)
     }
 
     /// Makes `directory` (which does not exist, on the same file system) hold this store as it is now: hard links to its
@@ -328,6 +336,11 @@ impl ReplicaStore {
         rocks_path(&self.directory, generation)
     }
 
+    pub(super) fn ingest(&self, changes: &mut Changes, files: &[PathBuf]) -> Result<(), StoreError> {
+        // Whether the files are in is unknown then, and either is right: `complete_at` covers them.
+        self.database().ingest(files).inspect_err(|_| changes.reopen = true)
+    }
+
     /// Writes the record and, once it is durable, makes it the current one.
     fn replace_record(&self, changes: &mut Changes, record: &MetaRecord) -> Result<(), StoreError> {
         self.write_record(changes, record)?;
@@ -341,48 +354,4 @@ impl ReplicaStore {
             changes.poisoned |= matches!(error, StoreError::Sync { .. });
         })
     }
-}
-
-fn rocks_path(directory: &Path, generation: u64) -> PathBuf {
-    directory.join(ReplicaFile::Rocks { generation }.to_string())
-}
-
-/// Reads a folder's record, or says what is there instead.
-fn find(directory: &Path) -> Result<MetaRecord, StoreError> {
-    if let Some(record) = MetaRecord::read(&RealDisk, directory)? {
-        return Ok(record);
-    }
-    let absent = || StoreError::Absent { path: directory.to_owned() };
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Err(absent()),
-        Err(source) => return Err(StoreError::io(directory, source)),
-    };
-    for entry in entries {
-        let name = entry.map_err(|source| StoreError::io(directory, source))?.file_name();
-        if name.to_str().and_then(ReplicaFile::parse) != Some(ReplicaFile::MetaTemporary) {
-            return Err(StoreError::corrupt(
-                &directory.join(ReplicaFile::Meta.to_string()),
-                format_args!("missing, though the folder has data ({})", name.to_string_lossy()),
-            ));
-        }
-    }
-    Err(absent())
-}
-
-/// Removes what a crash left: everything of ours that the record does not name. Leaves what it does not know.
-fn remove_leftovers(directory: &Path, generation: u64) -> Result<(), StoreError> {
-    for entry in fs::read_dir(directory).map_err(|source| StoreError::io(directory, source))? {
-        let entry = entry.map_err(|source| StoreError::io(directory, source))?;
-        let path = entry.path();
-        match entry.file_name().to_str().and_then(ReplicaFile::parse) {
-            Some(ReplicaFile::MetaTemporary) => durable::remove_file(&path)?,
-            Some(ReplicaFile::Runs | ReplicaFile::LinkedRocks) => durable::remove_directory(&path)?,
-            Some(ReplicaFile::Rocks { generation: found }) if found != generation => {
-                durable::remove_directory(&path)?;
-            }
-            Some(ReplicaFile::Meta | ReplicaFile::Rocks { .. }) | None => {}
-        }
-    }
-    Ok(())
 }
