@@ -21,6 +21,8 @@ use crate::shard::ShardMachine;
 const LOG_BYTES_MAX: u64 = 256 << 20;
 /// How often the thread looks who is due.
 const LOOK: Duration = Duration::from_millis(100);
+/// After a cycle that was put off.
+const RETRY: Duration = Duration::from_secs(1);
 /// A cycle of length t puts the next one off by at least this many t.
 const REST: u32 = 10;
 
@@ -43,9 +45,10 @@ struct Replica {
 struct ReplicaState {
     busy: bool,
     removed: bool,
-    /// When the last cycle ended, and how long it took.
+    /// When the last cycle ended, how long it took, and whether it was put off.
     ended: Instant,
     took: Duration,
+    put_off: bool,
 }
 
 #[derive(Default)]
@@ -173,10 +176,13 @@ fn run(shared: &Shared) {
 
 impl Shared {
     fn is_due(&self, replica: &Replica) -> bool {
-        let (age, took) = {
+        let (age, took, put_off) = {
             let state = replica.state.lock();
-            (state.ended.elapsed(), state.took)
+            (state.ended.elapsed(), state.took, state.put_off)
         };
+        if put_off && age < RETRY {
+            return false;
+        }
         age >= self.interval.max(took * REST)
             || replica.machine.dirty_bytes() >= self.dirty_bytes_max
             || replica.log.bytes_since(replica.machine.flushed_index()) >= LOG_BYTES_MAX
@@ -203,6 +209,7 @@ impl Replica {
             let mut state = self.state.lock();
             state.ended = Instant::now();
             state.took = began.elapsed();
+            state.put_off = result.is_err();
         }
         match result {
             Ok(Some(report)) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::{BufMut, BytesMut};
 use evershard_proto::key::id_of;
 use evershard_proto::limits::PULL_REPLY_BYTES_MAX;
-use evershard_storage::table::{Slot, Table};
+use evershard_storage::table::Table;
 
 use super::ReadError;
 use crate::model::{KeyRange, TableSchema};
@@ -55,9 +55,12 @@ impl Reader {
         let start = rows.len();
         let exists_start = exists.as_ref().map_or(0, |exists| exists.len());
         rows.reserve(keys.len() / 8 * dim * 4);
-        let mut pull = Pull { slots: Vec::with_capacity(Table::BATCH), absent: Vec::new(), done: 0 };
+        let mut pull =
+            Pull { keys: Vec::with_capacity(KEYS_PER_LOCK.min(keys.len() / 8)), absent: Vec::new(), done: 0 };
         let mut index = None;
         for chunk in keys.chunks(KEYS_PER_LOCK * 8) {
+            pull.keys.clear();
+            pull.keys.extend(chunk.chunks_exact(8).map(key_of_bytes));
             let set = self.rows.read();
             index.get_or_insert_with(|| self.rows.applied());
             let Some(found) = set.table(table) else {
@@ -68,7 +71,7 @@ impl Reader {
                 }
                 return Err(ReadError::UnknownTable { shard: self.rows.scope().shard, table });
             };
-            pull.gather(found, chunk, rows, exists.as_deref_mut());
+            pull.gather(found, rows, exists.as_deref_mut());
         }
         let mut initial = vec![0.0; if pull.absent.is_empty() { 0 } else { dim }];
         for (position, key) in pull.absent {
@@ -124,37 +127,32 @@ impl Reader {
 
 /// One pull under way.
 struct Pull {
-    slots: Vec<Option<Slot>>,
+    /// Of the batch in hand.
+    keys: Vec<u64>,
     /// Rows to compute: position in the pull, key.
     absent: Vec<(usize, u64)>,
+    /// Keys read before this batch.
     done: usize,
 }
 
 impl Pull {
-    fn gather(&mut self, table: &Table, keys: &[u8], rows: &mut BytesMut, mut exists: Option<&mut BytesMut>) {
-        let dim = table.shape().dim as usize;
-        let mut batch = [0u64; Table::BATCH];
-        for chunk in keys.chunks(Table::BATCH * 8) {
-            let count = chunk.len() / 8;
-            for (key, raw) in batch.iter_mut().zip(chunk.chunks_exact(8)) {
-                *key = key_of_bytes(raw);
-            }
-            table.find_batch(&batch[..count], &mut self.slots);
-            for (key, slot) in batch.iter().zip(&self.slots) {
-                let row = slot.map(|slot| table.row(slot)).filter(|row| !row.is_tombstone());
-                match row {
-                    Some(row) => put_floats(row.weights(), rows),
-                    None => {
-                        self.absent.push((self.done, *key));
-                        rows.put_bytes(0, dim * 4);
-                    }
+    fn gather(&mut self, table: &Table, rows: &mut BytesMut, mut exists: Option<&mut BytesMut>) {
+        let row_bytes = table.shape().dim as usize * 4;
+        let Pull { keys, absent, done } = self;
+        table.visit(keys, |position, row| {
+            let row = row.filter(|row| !row.is_tombstone());
+            match row {
+                Some(row) => put_floats(row.weights(), rows),
+                None => {
+                    absent.push((*done + position, keys[position]));
+                    rows.put_bytes(0, row_bytes);
                 }
-                if let Some(exists) = exists.as_deref_mut() {
-                    exists.put_u8(u8::from(row.is_some()));
-                }
-                self.done += 1;
             }
-        }
+            if let Some(exists) = exists.as_deref_mut() {
+                exists.put_u8(u8::from(row.is_some()));
+            }
+        });
+        *done += keys.len();
     }
 }
 

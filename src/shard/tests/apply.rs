@@ -127,7 +127,7 @@ fn the_door_says_what_is_wrong() {
     let replica = with_tables(LOWER_HALF);
     let machine = replica.machine();
     let check = |body: bytes::Bytes| {
-        let body = evershard_proto::push_body::PushBody::parse(&body).expect("parses").clone();
+        let body = evershard_proto::push_body::PushBody::parse(&body).expect("parses");
         let refusal = machine.check_push(&body).expect_err("refused");
         (refusal.kind(), refusal.to_string())
     };
