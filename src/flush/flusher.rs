@@ -99,7 +99,13 @@ impl Flusher {
         on_flushed: OnFlushed,
         on_failed: OnFailed,
     ) {
-        let state = ReplicaState { busy: false, removed: false, ended: Instant::now(), took: Duration::ZERO };
+        let state = ReplicaState {
+            busy: false,
+            removed: false,
+            ended: Instant::now(),
+            took: Duration::ZERO,
+            put_off: false,
+        };
         self.shared.state.lock().replicas.push(Arc::new(Replica {
             machine,
             log: Box::new(log),
