@@ -6,12 +6,12 @@
 //! Not here: which segments may go (`retire`).
 
 use super::retire;
-use super::segment::Segment;
+use super::segment::{SPARE_NAME, Segment, Space};
 use super::shared::Shared;
 use super::stall::Who;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 #[derive(Debug, Default)]
@@ -20,6 +20,7 @@ struct Due {
     segment: Option<u64>,
     preparing: Option<u64>,
     prepared: Option<Segment>,
+    spare: Option<Segment>,
     trims: Vec<(Arc<Segment>, u64)>,
     retire: bool,
     stop: bool,
@@ -37,6 +38,8 @@ pub(super) struct Chores {
     due: Mutex<Due>,
     arrived: Condvar,
     prepared: Condvar,
+    /// The writer waits for the segment being prepared.
+    is_urgent: AtomicBool,
     /// Held by whoever runs them.
     running: Mutex<()>,
     /// Relocations queued and not yet published.
@@ -72,6 +75,7 @@ impl Chores {
             if due.segment.take_if(|asked| *asked == number).is_some() || due.preparing != Some(number) {
                 return None;
             }
+            self.is_urgent.store(true, Ordering::Relaxed);
             self.prepared.wait(&mut due);
         }
     }
@@ -79,6 +83,20 @@ impl Chores {
     pub(super) fn request_trim(&self, segment: Arc<Segment>, bytes: u64) {
         self.due.lock().trims.push((segment, bytes));
         self.arrived.notify_one();
+    }
+
+    /// Keeps a segment that is not needed any more for the next one to be made of; gives it back if there is one.
+    pub(super) fn offer_spare(&self, shared: &Shared, mut segment: Segment) -> Result<(), Segment> {
+        if self.due.lock().spare.is_some() {
+            return Err(segment);
+        }
+        let path = shared.options.directory.join(SPARE_NAME);
+        if shared.disk.rename(&segment.path, &path).is_err() {
+            return Err(segment);
+        }
+        segment.path = path;
+        self.due.lock().spare = Some(segment);
+        Ok(())
     }
 
     pub(super) fn request_retire(&self) {
@@ -137,11 +155,10 @@ impl Chores {
             self.prepared.notify_all();
             return;
         }
-        shared.stall.watch(Who::Chores, || {
-            self.sync(shared);
-            self.prepare(shared);
-            self.trim(shared);
-        });
+        // Only what acknowledged bytes wait for counts as a stall.
+        shared.stall.watch(Who::Chores, || self.sync(shared));
+        self.prepare(shared);
+        self.trim(shared);
         let retire = std::mem::take(&mut self.due.lock().retire);
         if retire {
             retire::run(shared);
@@ -157,15 +174,18 @@ impl Chores {
     }
 
     fn prepare(&self, shared: &Shared) {
-        let number = {
+        let (number, spare) = {
             let mut due = self.due.lock();
             let Some(number) = due.segment.take() else { return };
             due.preparing = Some(number);
-            number
+            self.is_urgent.store(false, Ordering::Relaxed);
+            (number, due.spare.take())
         };
-        let options = &shared.options;
+        let bytes = shared.options.segment_bytes;
+        let is_urgent = || self.is_urgent.load(Ordering::Relaxed);
+        let space = Space { bytes, filled: bytes, is_urgent: &is_urgent };
         let synced = shared.progress.lock().synced;
-        let result = Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes, synced);
+        let result = Segment::create(&*shared.disk, &shared.options.directory, number, synced, spare, &space);
         let mut due = self.due.lock();
         due.preparing = None;
         match result {

@@ -61,7 +61,8 @@ impl Group {
             if state.durable() >= Some(index) {
                 return true;
             }
-            if is_stopped() || self.changed.wait_until(&mut state, deadline).timed_out() {
+            if state.is_destroyed || is_stopped() || self.changed.wait_until(&mut state, deadline).timed_out()
+            {
                 return state.durable() >= Some(index);
             }
         }

@@ -148,6 +148,9 @@ impl GroupLog {
         if !is_durable && is_stopped() {
             return Err(self.shared.stopped_error());
         }
+        if !is_durable && self.group.lock().is_destroyed {
+            return Err(self.forgotten());
+        }
         Ok(is_durable)
     }
 
@@ -169,6 +172,10 @@ impl GroupLog {
         });
     }
 
+    fn forgotten(&self) -> io::Error {
+        io::Error::new(io::ErrorKind::NotFound, format!("{} is forgotten", self.group.key))
+    }
+
     /// Changes the index and queues the action, in one step; an error or no action answers at once.
     fn change(
         &self,
@@ -178,10 +185,7 @@ impl GroupLog {
         let mut index = self.group.lock();
         if index.is_destroyed {
             drop(index);
-            return durable(Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("{} is forgotten", self.group.key),
-            )));
+            return durable(Err(self.forgotten()));
         }
         let cached_before = index.cached_bytes();
         let action = match self.shared.queue.stopped() {

@@ -50,9 +50,13 @@ fn remove_before(shared: &Shared, number: u64) -> bool {
     }
     drop(floor);
     for segment in shared.segments.remove_before(number) {
+        // While somebody reads it, it must not become another.
+        let path = segment.path.clone();
+        let is_kept =
+            Arc::try_unwrap(segment).is_ok_and(|segment| shared.chores.offer_spare(shared, segment).is_ok());
         // A file that stays is removed when the log is opened next.
-        if let Err(error) = shared.disk.remove_file(&segment.path) {
-            tracing::warn!(path = %segment.path.display(), %error, "cannot remove a log segment");
+        if !is_kept && let Err(error) = shared.disk.remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a log segment");
         }
     }
     true

@@ -54,27 +54,82 @@ pub(super) enum HeaderCheck {
     OtherVersion(u32),
 }
 
+/// How a segment's space is reserved.
+///
+/// Syncing a write into blocks that were written before costs a third of syncing one into blocks that are only
+/// allocated (0.13 against 0.31 ms for 64 KiB, and the 99th percentile a sixth: the file system's journal stays out of
+/// it). So a segment is made of an old one that is not needed any more, else its first `filled` bytes are written as
+/// zeros; what follows is allocated only.
+pub(super) struct Space<'a> {
+    /// Bytes of the segment.
+    pub(super) bytes: u64,
+    /// Bytes to write as zeros.
+    pub(super) filled: u64,
+    /// Whether somebody waits for the segment: then it is taken as far as it is.
+    pub(super) is_urgent: &'a dyn Fn() -> bool,
+}
+
+/// Zeros written at a time.
+const FILL_BYTES: usize = 1 << 20;
+/// Zeros written where somebody waits anyway: when a log is opened, or a segment was not prepared in time.
+const FOREGROUND_FILL_BYTES: u64 = 4 << 20;
+
+impl Space<'_> {
+    /// For a segment that is needed now.
+    pub(super) fn foreground(bytes: u64) -> Self {
+        Space { bytes, filled: FOREGROUND_FILL_BYTES.min(bytes), is_urgent: &|| false }
+    }
+}
+
 impl Segment {
-    /// Creates the file, reserves its space, and makes header and name durable.
+    /// Creates the file, or makes it of a spare one, reserves its space, and makes header and name durable.
     /// `synced` is how far the log is synced by now.
     pub(super) fn create(
         disk: &dyn Disk,
         directory: &Path,
         number: u64,
-        bytes: u64,
         synced: Position,
+        spare: Option<Segment>,
+        space: &Space<'_>,
     ) -> Result<Self, LogError> {
         let path = directory.join(file_name(number));
-        let file = disk.create(&path).map_err(LogError::io("create", &path))?;
-        // Without the space the log still works; the write that needs it will say so.
-        if let Err(error) = file.allocate(bytes.max(SEGMENT_HEADER_BYTES)) {
-            tracing::warn!(path = %path.display(), %error, "cannot reserve the space of a log segment");
-        }
+        let file = match spare {
+            Some(spare) => {
+                disk.rename(&spare.path, &path).map_err(LogError::io("rename", &spare.path))?;
+                spare.file
+            }
+            None => disk.create(&path).map_err(LogError::io("create", &path))?,
+        };
+        let segment = Segment { number, path, file };
+        let length = segment.file.length().map_err(LogError::io("read", &segment.path))?;
+        segment.reserve(length, space)?;
         let proven = if synced.segment + 1 == number { synced.offset } else { 0 };
-        file.write_all_at(&encode_header(number, proven), 0).map_err(LogError::io("write", &path))?;
-        file.sync_all().map_err(LogError::io("sync", &path))?;
-        disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &path))?;
-        Ok(Segment { number, path, file })
+        let header = encode_header(number, proven);
+        segment.file.write_all_at(&header, 0).map_err(LogError::io("write", &segment.path))?;
+        segment.file.sync_all().map_err(LogError::io("sync", &segment.path))?;
+        disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &segment.path))?;
+        Ok(segment)
+    }
+
+    /// Reserves the space behind `written`. Where there is none the log still works, and the write that needs it will
+    /// say so; but a failed sync is a failed sync.
+    pub(super) fn reserve(&self, written: u64, space: &Space<'_>) -> Result<(), LogError> {
+        let filled = written.saturating_add(space.filled).min(space.bytes);
+        let zeros = vec![0; FILL_BYTES.min(filled.saturating_sub(written) as usize)];
+        let mut offset = written;
+        let mut reserved = Ok(());
+        while offset < filled && reserved.is_ok() && !(space.is_urgent)() {
+            let bytes = zeros.len().min((filled - offset) as usize);
+            reserved = self.file.write_all_at(&zeros[..bytes], offset);
+            // A little at a time, so that the writer's syncs find no long queue.
+            self.file.sync_data().map_err(LogError::io("sync", &self.path))?;
+            offset += bytes as u64;
+        }
+        let bytes = space.bytes.max(SEGMENT_HEADER_BYTES);
+        if let Err(error) = reserved.and_then(|()| self.file.allocate(bytes)) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot reserve the space of a log segment");
+        }
+        Ok(())
     }
 
     pub(super) fn open(disk: &dyn Disk, directory: &Path, number: u64) -> Result<Self, LogError> {
@@ -83,6 +138,9 @@ impl Segment {
         Ok(Segment { number, path, file })
     }
 }
+
+/// Where a segment that is not needed any more waits to become another. Removed when the log is opened.
+pub(super) const SPARE_NAME: &str = "spare";
 
 /// `00000000000000000017.log`.
 pub(super) fn file_name(number: u64) -> String {

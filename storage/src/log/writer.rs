@@ -12,7 +12,7 @@
 
 use super::batch::{self, Batch, Placed};
 use super::queue::{Action, Operation};
-use super::segment::{Position, SEGMENT_HEADER_BYTES, Segment};
+use super::segment::{Position, SEGMENT_HEADER_BYTES, Segment, Space};
 use super::shared::Shared;
 use super::stall::Who;
 use super::{Durability, LogError};
@@ -83,7 +83,7 @@ impl Writer {
             Durability::Memory => shared.chores.request_sync(),
         }
         after_sync(operations);
-        if self.offset > shared.options.segment_bytes / 2 {
+        if self.offset > shared.options.segment_bytes / 8 {
             shared.chores.request_segment(self.active.number + 1);
         }
         Ok(placed)
@@ -107,8 +107,8 @@ impl Writer {
         let next = match shared.chores.take_segment(number) {
             Some(next) => next,
             None => {
-                let options = &shared.options;
-                Segment::create(&*shared.disk, &options.directory, number, options.segment_bytes, end)?
+                let space = Space::foreground(shared.options.segment_bytes);
+                Segment::create(&*shared.disk, &shared.options.directory, number, end, None, &space)?
             }
         };
         shared.chores.request_trim(self.active.clone(), self.offset);

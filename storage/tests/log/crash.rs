@@ -40,12 +40,21 @@ fn check(found: &Model, models: &[Model], acknowledged: usize, context: &str) {
                 && later().any(|later| later.vote == group.vote)
                 && later().any(|later| later.committed == group.committed)
         });
-        assert!(fits, "{context}: {key} is {group:?}, after {acknowledged} of {}: {:?}", models.len() - 1, allowed[0].get(&key));
+        assert!(
+            fits,
+            "{context}: {key} is {group:?}, after {acknowledged} of {}: {:?}",
+            models.len() - 1,
+            allowed[0].get(&key)
+        );
     }
 }
 
 /// Plays the steps with the power cut at this I/O; `None` if they end before.
-fn play_until_cut(steps: &[(u64, Step)], cut_at: u64, driver: Driver) -> Option<(SimDisk, Vec<Model>, usize)> {
+fn play_until_cut(
+    steps: &[(u64, Step)],
+    cut_at: u64,
+    driver: Driver,
+) -> Option<(SimDisk, Vec<Model>, usize)> {
     let disk = SimDisk::new(cut_at);
     disk.cut_power_at(cut_at);
     let Some(mut run) = Run::open(&disk, driver, Model::new()) else {
@@ -121,7 +130,8 @@ fn no_power_cut_during_recovery_loses_anything() {
         for loss_seed in 0..2 {
             crashed.fork(loss_seed).power_cycle(Loss::Random);
             for second_cut in 1.. {
-                let context = format!("power cut at I/O {cut_at}, again at {second_cut} of recovery, {loss_seed}");
+                let context =
+                    format!("power cut at I/O {cut_at}, again at {second_cut} of recovery, {loss_seed}");
                 let disk = crashed.fork(loss_seed * 77 + second_cut);
                 disk.power_cycle(Loss::Random);
                 disk.cut_power_at(disk.io_count() + second_cut);
@@ -130,7 +140,10 @@ fn no_power_cut_during_recovery_loses_anything() {
                 drop(opened);
                 disk.power_cycle(Loss::Random);
                 let (log, recovery) = open(&disk, Driver::Inline).unwrap();
-                assert!(recovery.quarantined.is_empty() && recovery.damage.is_empty(), "{context}: {recovery:?}");
+                assert!(
+                    recovery.quarantined.is_empty() && recovery.damage.is_empty(),
+                    "{context}: {recovery:?}"
+                );
                 check(&contents(&log, &recovery), &models, acknowledged, &context);
                 if is_through {
                     break;
@@ -154,7 +167,10 @@ fn killing_the_process_loses_nothing_at_all() {
             drop(run);
             disk.kill_process();
             let (log, recovery) = open(&disk, Driver::Inline).unwrap();
-            assert!(recovery.quarantined.is_empty() && recovery.damage.is_empty(), "seed {seed}: {recovery:?}");
+            assert!(
+                recovery.quarantined.is_empty() && recovery.damage.is_empty(),
+                "seed {seed}: {recovery:?}"
+            );
             assert_eq!(contents(&log, &recovery), model, "seed {seed}");
         }
     }

@@ -67,7 +67,10 @@ fn the_golden_bytes_are_understood() {
     assert!(recovery.quarantined.is_empty() && recovery.damage.is_empty(), "{recovery:?}");
     assert_eq!(recovery.groups.len(), 1);
     let group = log.group(1, 10).unwrap();
-    assert_eq!(group.read(0..9, u64::MAX).unwrap(), vec![entry(1, 1, b"payload 1"), entry(2, 1, b"payload 2")]);
+    assert_eq!(
+        group.read(0..9, u64::MAX).unwrap(),
+        vec![entry(1, 1, b"payload 1"), entry(2, 1, b"payload 2")]
+    );
     assert_eq!((group.vote().unwrap(), group.committed().unwrap()), ("vote".into(), "committed".into()));
     assert_eq!(group.state().last_purged, Some(EntryId { index: 0, term: 1, leader: 101 }));
 }

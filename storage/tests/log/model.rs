@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use evershard_storage::disk::Disk;
 use evershard_storage::log::{
-    Driver, DurableCallback, Durability, Entry, EntryId, GroupKey, Log, LogError, LogOptions, Recovery,
+    Driver, Durability, DurableCallback, Entry, EntryId, GroupKey, Log, LogError, LogOptions, Recovery,
 };
 use evershard_storage::testing::SimDisk;
 use std::collections::BTreeMap;
@@ -61,7 +61,11 @@ pub(crate) fn open(disk: &SimDisk, driver: Driver) -> Result<(Log, Recovery), Lo
     open_with(options(&Arc::default()), disk, driver)
 }
 
-pub(crate) fn open_with(options: LogOptions, disk: &SimDisk, driver: Driver) -> Result<(Log, Recovery), LogError> {
+pub(crate) fn open_with(
+    options: LogOptions,
+    disk: &SimDisk,
+    driver: Driver,
+) -> Result<(Log, Recovery), LogError> {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     Log::open(options, disk, driver)
 }

@@ -86,7 +86,10 @@ fn an_idle_group_is_copied_forward() {
     assert!(recovery.damage.is_empty() && recovery.quarantined.is_empty());
     let idle = log.group(1, 10).unwrap();
     assert_eq!((idle.state(), idle.read(0..100, u64::MAX).unwrap()), (state, entries));
-    assert_eq!((idle.vote().unwrap(), idle.committed().unwrap()), ("idle vote".into(), "idle committed".into()));
+    assert_eq!(
+        (idle.vote().unwrap(), idle.committed().unwrap()),
+        ("idle vote".into(), "idle committed".into())
+    );
     churn(&log.group(2, 20).unwrap(), 300, 500);
     idle.append(vec![entry(9, 3, b"awake")], ok());
     assert!(log.stats().segments < 8);

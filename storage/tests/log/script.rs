@@ -85,7 +85,15 @@ impl Run {
             replicas.insert(key.group, key.replica);
         }
         let acknowledged = Arc::new(AtomicU64::new(0));
-        Some(Run { log, models: vec![model], acknowledged, fatal, handles: BTreeMap::new(), replicas, driver })
+        Some(Run {
+            log,
+            models: vec![model],
+            acknowledged,
+            fatal,
+            handles: BTreeMap::new(),
+            replicas,
+            driver,
+        })
     }
 
     pub(crate) fn model(&self) -> &Model {

@@ -44,7 +44,10 @@ fn groups_written_by_many_threads_come_back() {
                             result.unwrap();
                             acknowledged.fetch_add(1, Ordering::SeqCst);
                         });
-                        group.append(vec![entry(index, number, &vec![index as u8; 1000 + index as usize])], done);
+                        group.append(
+                            vec![entry(index, number, &vec![index as u8; 1000 + index as usize])],
+                            done,
+                        );
                         if index % 20 == 19 {
                             assert!(group.wait_durable(index, LONG).unwrap());
                             let id = EntryId { index: index - 10, ..group.entry_id(index - 10).unwrap() };

@@ -19,7 +19,8 @@ use super::floor::{Floor, FloorFound, FloorRecord};
 use super::group_index::GroupIndex;
 use super::record::RecordHeader;
 use super::segment::{
-    HeaderCheck, Position, SEGMENT_HEADER_BYTES, Segment, file_name, known_version, parse_file_name,
+    HeaderCheck, Position, SEGMENT_HEADER_BYTES, SPARE_NAME, Segment, Space, file_name, known_version,
+    parse_file_name,
 };
 use super::{Durability, GroupKey, LogError, LogOptions, QuarantineCause};
 use crate::disk::Disk;
@@ -57,6 +58,10 @@ pub(super) fn open(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogE
     let directory = &options.directory;
     disk.create_dir_all(directory).map_err(LogError::io("create", directory))?;
     let names = disk.list(directory).map_err(LogError::io("list", directory))?;
+    if names.iter().any(|name| name == SPARE_NAME) {
+        let spare = directory.join(SPARE_NAME);
+        disk.remove_file(&spare).map_err(LogError::io("remove", &spare))?;
+    }
     let mut numbers: Vec<u64> = names.iter().filter_map(|name| parse_file_name(name)).collect();
     numbers.sort_unstable();
     let found = Floor::read(disk, directory)?;
@@ -114,7 +119,8 @@ fn create(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogError> {
         disk.sync_dir(parent).map_err(LogError::io("sync", parent))?;
     }
     let floor = Floor::create(disk, &options.directory, floor_record(options, 1, Position::default()))?;
-    let active = Arc::new(Segment::create(disk, &options.directory, 1, options.segment_bytes, Position::default())?);
+    let space = Space::foreground(options.segment_bytes);
+    let active = Arc::new(Segment::create(disk, &options.directory, 1, Position::default(), None, &space)?);
     Ok(Opened {
         groups: BTreeMap::new(),
         segments: vec![(active.clone(), SEGMENT_HEADER_BYTES)],
@@ -255,11 +261,10 @@ fn go_on(
     }
     let mut synced = verdict.end.unwrap_or_default();
     let reusable = last.filter(|(_, end)| verdict.damage.is_empty() && *end < options.segment_bytes);
+    let space = Space::foreground(options.segment_bytes);
     let (active, mut offset) = match reusable {
         Some((segment, end)) => {
-            if let Err(error) = segment.file.allocate(options.segment_bytes) {
-                tracing::warn!(path = %segment.path.display(), %error, "cannot reserve the space of a log segment");
-            }
+            segment.reserve(end, &space)?;
             (segment, end)
         }
         None => {
@@ -270,7 +275,7 @@ fn go_on(
             if disk.exists(&leftover).map_err(LogError::io("look for", &leftover))? {
                 disk.remove_file(&leftover).map_err(LogError::io("remove", &leftover))?;
             }
-            let segment = Arc::new(Segment::create(disk, directory, number, options.segment_bytes, synced)?);
+            let segment = Arc::new(Segment::create(disk, directory, number, synced, None, &space)?);
             segments.push((segment.clone(), SEGMENT_HEADER_BYTES));
             (segment, SEGMENT_HEADER_BYTES)
         }

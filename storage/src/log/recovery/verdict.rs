@@ -29,7 +29,8 @@ pub(crate) struct Verdict {
 
 /// Judges the scans, from the first segment that must be there on.
 pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentScan>) -> Verdict {
-    let proven = scans.iter().filter_map(|(&number, scan)| scan.proven(number)).max().unwrap_or_default().max(synced);
+    let proven =
+        scans.iter().filter_map(|(&number, scan)| scan.proven(number)).max().unwrap_or_default().max(synced);
     let settled = settled(scans);
     let mut verdict = Verdict::default();
     let mut found: Vec<String> = Vec::new();
