@@ -13,6 +13,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,9 +44,14 @@ struct Oracle {
     lease_reads: u64,
 }
 
+/// The replicas that run, for whoever wants to read from them.
+type Readers = Arc<Mutex<BTreeMap<u64, (Group<SimRuntime>, Arc<Adder>)>>>;
+
 struct Node {
     id: u64,
     disk: SimDisk,
+    /// Longest time between two syncs, in microseconds.
+    sync_micros: Arc<AtomicU64>,
     live: Option<Live>,
 }
 
@@ -62,6 +68,7 @@ struct World {
     dice: Dice,
     net: Arc<SimNet>,
     oracle: Arc<Mutex<Oracle>>,
+    readers: Readers,
     nodes: Vec<Node>,
     started: SimInstant,
 }
@@ -77,12 +84,19 @@ fn peer(node: u64) -> Peer {
 impl World {
     fn new(seed: u64) -> Self {
         let dice = Dice::new(seed);
-        let nodes = (1..=NODES).map(|id| Node { id, disk: SimDisk::new(dice.next()), live: None }).collect();
+        let node = |id| Node {
+            id,
+            disk: SimDisk::new(dice.next()),
+            sync_micros: Arc::new(AtomicU64::new(1_500)),
+            live: None,
+        };
+        let nodes = (1..=NODES).map(node).collect();
         Self {
             folder: tempfile::tempdir().expect("tempdir"),
             net: SimNet::new(dice.clone()),
             dice,
             oracle: Arc::default(),
+            readers: Arc::default(),
             nodes,
             started: SimInstant::now(),
         }
@@ -126,15 +140,16 @@ impl World {
         // The disk works while the group opens: votes and purges are durable before their calls return.
         let handle = log.group(GROUP, replica(id)).expect("log");
         let alive = CancellationToken::new();
-        self.pump(log.clone(), alive.clone());
+        self.pump(log.clone(), alive.clone(), Arc::clone(&self.nodes[number].sync_micros));
         let group =
             host.open(GROUP, replica(id), Arc::clone(&adder) as _, handle).await.expect("the replica opens");
         self.net.up(id, router);
+        self.readers.lock().insert(id, (group.clone(), Arc::clone(&adder)));
         self.nodes[number].live = Some(Live { log, alive, group, adder });
     }
 
     /// Commits the log's queue after a random time, until the process dies.
-    fn pump(&self, log: Log, alive: CancellationToken) {
+    fn pump(&self, log: Log, alive: CancellationToken, sync_micros: Arc<AtomicU64>) {
         let dice = self.dice.clone();
         drop(SimRuntime::spawn(async move {
             while !alive.is_cancelled() {
@@ -142,8 +157,7 @@ impl World {
                 if dice.chance(64) {
                     log.housekeep();
                 }
-                let slow = dice.chance(100);
-                SimRuntime::sleep(dice.micros(50, if slow { 80_000 } else { 1_500 })).await;
+                SimRuntime::sleep(dice.micros(50, sync_micros.load(Ordering::Relaxed))).await;
             }
         }));
     }
@@ -154,6 +168,7 @@ impl World {
         let Some(live) = node.live.take() else { return };
         node.disk.cut_power();
         self.net.down(node.id);
+        self.readers.lock().remove(&node.id);
         live.alive.cancel();
         // Whatever waits for the disk hears that it is dead.
         live.log.pump();
@@ -168,23 +183,6 @@ impl World {
         self.nodes.iter().filter_map(|node| Some((node, node.live.as_ref()?)))
     }
 
-    /// Leader-consistent reads: whoever says it may serve knows all that was acknowledged.
-    fn check_leases(&self) {
-        for (node, live) in self.live() {
-            if live.group.serving_lease().is_ok() {
-                let mut oracle = self.oracle.lock();
-                oracle.lease_reads += 1;
-                let applied = live.adder.state().position.map_or(0, |at| at.index);
-                assert!(
-                    applied >= oracle.acknowledged_index,
-                    "node {} serves at {applied}, but {} was acknowledged",
-                    node.id,
-                    oracle.acknowledged_index
-                );
-            }
-        }
-    }
-
     fn propose(&self, number: u64) {
         let leaders: Vec<_> = self.live().filter(|(_, live)| live.group.leadership().is_self).collect();
         if leaders.is_empty() {
@@ -195,13 +193,18 @@ impl World {
         command[..8].copy_from_slice(&number.to_le_bytes());
         let Ok(answer) = live.group.propose(Bytes::from(command)) else { return };
         let (oracle, adder) = (Arc::clone(&self.oracle), Arc::clone(&live.adder));
+        let readers = Arc::clone(&self.readers);
         drop(SimRuntime::spawn(async move {
             if answer.await.is_ok() {
                 // It was applied here before it was answered.
                 let applied = adder.index_of(number).expect("an acknowledged command was applied");
-                let mut oracle = oracle.lock();
-                oracle.acknowledged.insert(number);
-                oracle.acknowledged_index = oracle.acknowledged_index.max(applied);
+                {
+                    let mut oracle = oracle.lock();
+                    oracle.acknowledged.insert(number);
+                    oracle.acknowledged_index = oracle.acknowledged_index.max(applied);
+                }
+                // The moment at which a leader that was deposed unawares would be caught.
+                check_leases(&readers, &oracle);
             }
         }));
     }
@@ -219,12 +222,25 @@ impl World {
                     self.crash(number).await;
                 }
             }
-            13..=29 => {
+            13..=20 => {
                 let to = 1 + self.dice.below(NODES);
                 self.net.cut(id, to, true);
             }
-            30..=49 => self.net.mend(),
-            50..=59 => {
+            21..=32 => {
+                // Leaders are the ones worth cutting off.
+                let leader =
+                    self.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
+                let alone = leader.filter(|_| self.dice.chance(2)).unwrap_or(id);
+                for other in (1..=NODES).filter(|other| *other != alone) {
+                    self.net.cut(alone, other, true);
+                }
+            }
+            33..=50 => self.net.mend(),
+            51..=58 => {
+                let slowest = [1_500, 1_500, 20_000, 150_000][self.dice.below(4) as usize];
+                self.nodes[number].sync_micros.store(slowest, Ordering::Relaxed);
+            }
+            59..=68 => {
                 if let Some(live) = &self.nodes[number].live {
                     let to = replica(1 + self.dice.below(NODES));
                     let group = live.group.clone();
@@ -255,7 +271,7 @@ impl World {
                 self.propose(step * 10 + self.dice.below(10) + 1);
             }
             SimRuntime::sleep(self.dice.micros(500, 30_000)).await;
-            self.check_leases();
+            check_leases(&self.readers, &self.oracle);
             if self.dice.chance(12) {
                 self.trouble().await;
             }
@@ -272,6 +288,7 @@ impl World {
     async fn settle(&mut self) {
         self.net.mend();
         for number in 0..self.nodes.len() {
+            self.nodes[number].sync_micros.store(1_500, Ordering::Relaxed);
             if self.nodes[number].live.is_none() {
                 self.start(number).await;
             }
@@ -309,6 +326,22 @@ impl World {
 
     fn report(&self) -> Vec<evershard_raft::GroupStatus> {
         self.live().map(|(_, live)| live.group.status()).collect()
+    }
+}
+
+/// Leader-consistent reads: whoever says it may serve knows all that was acknowledged.
+fn check_leases(readers: &Readers, oracle: &Mutex<Oracle>) {
+    for (id, (group, adder)) in &*readers.lock() {
+        if group.serving_lease().is_ok() {
+            let mut oracle = oracle.lock();
+            oracle.lease_reads += 1;
+            let applied = adder.state().position.map_or(0, |at| at.index);
+            assert!(
+                applied >= oracle.acknowledged_index,
+                "node {id} serves at {applied}, but {} was acknowledged",
+                oracle.acknowledged_index
+            );
+        }
     }
 }
 
