@@ -6,7 +6,7 @@
 //! Not here: which segments may go (`retire`).
 
 use super::retire;
-use super::segment::{SPARE_NAME, Segment, Space};
+use super::segment::{Segment, Space, spare_name};
 use super::shared::Shared;
 use super::stall::Who;
 use parking_lot::{Condvar, Mutex};
@@ -14,13 +14,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+/// Segments kept for next ones to be made of.
+const SPARES_MAX: usize = 3;
+
 #[derive(Debug, Default)]
 struct Due {
     sync_since: Option<Instant>,
     segment: Option<u64>,
     preparing: Option<u64>,
     prepared: Option<Segment>,
-    spare: Option<Segment>,
+    spares: Vec<Segment>,
     trims: Vec<(Arc<Segment>, u64)>,
     retire: bool,
     stop: bool,
@@ -85,17 +88,17 @@ impl Chores {
         self.arrived.notify_one();
     }
 
-    /// Keeps a segment that is not needed any more for the next one to be made of; gives it back if there is one.
+    /// Keeps a segment that is not needed any more for a next one to be made of; gives it back if there are enough.
     pub(super) fn offer_spare(&self, shared: &Shared, mut segment: Segment) -> Result<(), Segment> {
-        if self.due.lock().spare.is_some() {
+        if self.due.lock().spares.len() >= SPARES_MAX {
             return Err(segment);
         }
-        let path = shared.options.directory.join(SPARE_NAME);
+        let path = shared.options.directory.join(spare_name(segment.number));
         if shared.disk.rename(&segment.path, &path).is_err() {
             return Err(segment);
         }
         segment.path = path;
-        self.due.lock().spare = Some(segment);
+        self.due.lock().spares.push(segment);
         Ok(())
     }
 
@@ -179,10 +182,15 @@ impl Chores {
             let Some(number) = due.segment.take() else { return };
             due.preparing = Some(number);
             self.is_urgent.store(false, Ordering::Relaxed);
-            (number, due.spare.take())
+            (number, due.spares.pop())
         };
         let bytes = shared.options.segment_bytes;
-        let is_urgent = || self.is_urgent.load(Ordering::Relaxed);
+        // Under a fast writer zeros would only take its bandwidth: then the rest is allocated.
+        let is_urgent = || {
+            let written = shared.progress.lock().written;
+            self.is_urgent.load(Ordering::Relaxed)
+                || (written.segment + 1 == number && written.offset > bytes / 2)
+        };
         let space = Space { bytes, filled: bytes, is_urgent: &is_urgent };
         let synced = shared.progress.lock().synced;
         let result = Segment::create(&*shared.disk, &shared.options.directory, number, synced, spare, &space);

@@ -27,6 +27,7 @@ const HEADER_LEN: usize = SEGMENT_HEADER_BYTES as usize;
 const MAGIC: &[u8; 8] = b"EVSHLOG\0";
 const VERSION: u32 = 1;
 const SUFFIX: &str = ".log";
+const SPARE_PREFIX: &str = "spare-";
 
 /// A position in the log, or how far it is synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -139,8 +140,15 @@ impl Segment {
     }
 }
 
-/// Where a segment that is not needed any more waits to become another. Removed when the log is opened.
-pub(super) const SPARE_NAME: &str = "spare";
+/// The name of a segment that is not needed any more and waits to become another.
+pub(super) fn spare_name(number: u64) -> String {
+    format!("{SPARE_PREFIX}{number:020}")
+}
+
+/// Whether a file is a spare segment; they are removed when the log is opened.
+pub(super) fn is_spare_name(name: &str) -> bool {
+    name.starts_with(SPARE_PREFIX)
+}
 
 /// `00000000000000000017.log`.
 pub(super) fn file_name(number: u64) -> String {

@@ -1,7 +1,7 @@
 //! Bits flip, files shrink and vanish: it is noticed, and only those it concerns are quarantined.
 
 use crate::model::{DIRECTORY, Model, ModelGroup, contents, entry, floor, ok, open, segments};
-use crate::script::{Run, steps};
+use crate::script::{Run, Step, steps};
 use bytes::Bytes;
 use evershard_storage::log::{Driver, GroupKey, Log, LogError, QuarantineCause, Recovery};
 use evershard_storage::testing::SimDisk;
@@ -12,8 +12,15 @@ use std::path::{Path, PathBuf};
 fn small_log() -> (SimDisk, Vec<Model>) {
     let disk = SimDisk::new(1);
     let mut run =
-        Run::open_with(|options| options.segment_bytes = 2000, &disk, Driver::Inline, Model::new()).unwrap();
-    run.play(&steps(3, 26));
+        Run::open_with(|options| options.segment_bytes = 1024, &disk, Driver::Inline, Model::new()).unwrap();
+    let mut steps = steps(3, 30);
+    for (_, step) in &mut steps {
+        // Small, for every bit is tried.
+        if let Step::Append { sizes, .. } = step {
+            sizes.iter_mut().for_each(|size| *size %= 30);
+        }
+    }
+    run.play(&steps);
     let models = run.models.clone();
     drop(run);
     disk.kill_process();

@@ -72,6 +72,44 @@ fn groups_written_by_many_threads_come_back() {
 }
 
 #[test]
+fn reading_races_with_purging_and_never_sees_anything_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = real(&directory, Durability::Memory);
+    let (log, _) = open(&options);
+    let group = log.group(1, 10).unwrap();
+    let idle = log.group(2, 20).unwrap();
+    idle.append((0..20).map(|index| entry(index, 9, &[index as u8; 500])).collect(), ok());
+    let end = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for reader in 0..2 {
+            let (group, idle, end) = (group.clone(), idle.clone(), &end);
+            scope.spawn(move || {
+                while end.load(Ordering::SeqCst) == 0 {
+                    let state = group.state();
+                    let last = state.last.map_or(0, |last| last.index);
+                    let from = if reader == 0 { state.first } else { last.saturating_sub(3) };
+                    for read in group.read(from..last + 1, 10_000).unwrap() {
+                        assert!(read.payload.iter().all(|&byte| byte == read.index as u8));
+                    }
+                    assert_eq!(idle.read(5..7, u64::MAX).unwrap().len(), 2);
+                }
+            });
+        }
+        for index in 0..2000 {
+            group.append(vec![entry(index, 1, &[index as u8; 1500])], ok());
+            if index % 16 == 15 {
+                assert!(group.wait_durable(index, LONG).unwrap());
+                group.purge_through(group.entry_id(index - 10).unwrap(), ok());
+            }
+        }
+        end.store(1, Ordering::SeqCst);
+    });
+    log.close().unwrap();
+    assert!(log.stats().segments < 10, "{:?}", log.stats());
+    assert!(log.stats().written_bytes > 40 * (64 << 10), "{:?}", log.stats());
+}
+
+#[test]
 fn the_durable_index_and_admission_can_be_awaited() {
     let directory = tempfile::tempdir().unwrap();
     let options = LogOptions { queue_bytes_max: 10_000, ..real(&directory, Durability::Fsync) };

@@ -19,7 +19,7 @@ use super::floor::{Floor, FloorFound, FloorRecord};
 use super::group_index::GroupIndex;
 use super::record::RecordHeader;
 use super::segment::{
-    HeaderCheck, Position, SEGMENT_HEADER_BYTES, SPARE_NAME, Segment, Space, file_name, known_version,
+    HeaderCheck, Position, SEGMENT_HEADER_BYTES, Segment, Space, file_name, is_spare_name, known_version,
     parse_file_name,
 };
 use super::{Durability, GroupKey, LogError, LogOptions, QuarantineCause};
@@ -58,8 +58,8 @@ pub(super) fn open(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogE
     let directory = &options.directory;
     disk.create_dir_all(directory).map_err(LogError::io("create", directory))?;
     let names = disk.list(directory).map_err(LogError::io("list", directory))?;
-    if names.iter().any(|name| name == SPARE_NAME) {
-        let spare = directory.join(SPARE_NAME);
+    for name in names.iter().filter(|name| is_spare_name(name)) {
+        let spare = directory.join(name);
         disk.remove_file(&spare).map_err(LogError::io("remove", &spare))?;
     }
     let mut numbers: Vec<u64> = names.iter().filter_map(|name| parse_file_name(name)).collect();
