@@ -154,3 +154,43 @@ fn write_vectored(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io::Resul
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gather_write_of_any_number_of_slices_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = RealDisk.create(&directory.path().join("f")).unwrap();
+        let pieces: Vec<Vec<u8>> = (0..3000_usize).map(|piece| vec![piece as u8; piece % 7]).collect();
+        let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        file.write_all_vectored_at(&slices, 10).unwrap();
+        let expected = pieces.concat();
+        assert_eq!(file.length().unwrap(), 10 + expected.len() as u64);
+        let mut found = vec![0; expected.len()];
+        file.read_exact_at(&mut found, 10).unwrap();
+        assert_eq!(found, expected);
+        file.allocate(100_000).unwrap();
+        assert_eq!(file.length().unwrap(), 100_000);
+        file.set_length(5).unwrap();
+        assert!(file.read_exact_at(&mut found, 0).is_err());
+        file.sync_all().unwrap();
+        RealDisk.sync_dir(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn names_are_created_once_linked_and_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        RealDisk.create(&path("b")).unwrap();
+        assert_eq!(RealDisk.create(&path("b")).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        RealDisk.hard_link(&path("b"), &path("a")).unwrap();
+        RealDisk.rename(&path("b"), &path("c")).unwrap();
+        assert_eq!(RealDisk.list(directory.path()).unwrap(), ["a", "c"]);
+        let lock = RealDisk.lock(&path("lock")).unwrap();
+        assert_eq!(RealDisk.lock(&path("lock")).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(lock);
+        RealDisk.lock(&path("lock")).unwrap();
+    }
+}

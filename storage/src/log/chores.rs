@@ -6,7 +6,7 @@
 //! Not here: which segments may go (`retire`).
 
 use super::retire;
-use super::segment::{Segment, Space, spare_name};
+use super::segment::{Segment, Space, file_name, spare_name};
 use super::shared::Shared;
 use super::stall::Who;
 use parking_lot::{Condvar, Mutex};
@@ -22,6 +22,7 @@ struct Due {
     sync_since: Option<Instant>,
     segment: Option<u64>,
     preparing: Option<u64>,
+    unpreparable: Option<u64>,
     prepared: Option<Segment>,
     spares: Vec<Segment>,
     trims: Vec<(Arc<Segment>, u64)>,
@@ -61,7 +62,7 @@ impl Chores {
     /// Asks for the segment of this number to be prepared, if it is not.
     pub(super) fn request_segment(&self, number: u64) {
         let mut due = self.due.lock();
-        let is_asked = due.segment == Some(number) || due.preparing == Some(number);
+        let is_asked = [due.segment, due.preparing, due.unpreparable].contains(&Some(number));
         if !is_asked && due.prepared.as_ref().is_none_or(|prepared| prepared.number != number) {
             due.segment = Some(number);
             self.arrived.notify_one();
@@ -198,9 +199,16 @@ impl Chores {
         due.preparing = None;
         match result {
             Ok(segment) => due.prepared = Some(segment),
-            Err(error) => {
+            Err(error) if error.is_failed_sync() => {
                 drop(due);
                 shared.fail_with(&error);
+            }
+            Err(error) => {
+                // A full disk, perhaps. The writer tries by itself when it needs the segment, and that is final.
+                tracing::warn!(%error, "cannot prepare the next log segment");
+                due.unpreparable = Some(number);
+                let path = shared.options.directory.join(file_name(number));
+                let _absent = shared.disk.remove_file(&path);
             }
         }
         self.prepared.notify_all();

@@ -60,6 +60,11 @@ pub enum LogError {
 }
 
 impl LogError {
+    /// Whether a sync failed: after that nothing on the disk can be trusted.
+    pub(crate) fn is_failed_sync(&self) -> bool {
+        matches!(self, LogError::Io { action, .. } if action.starts_with("sync"))
+    }
+
     /// Adds to an I/O error what was tried on which file.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
         let path = path.to_owned();

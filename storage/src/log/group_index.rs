@@ -12,6 +12,7 @@
 //!
 //! Not here: locks and waiters (`group`), reading the disk (`reader`).
 
+use super::anchors::Anchors;
 use super::record::record_bytes;
 use super::segment::Position;
 use super::{Entry, EntryId, GroupLogState, QuarantineCause};
@@ -65,27 +66,6 @@ pub(super) struct OnDisk {
     pub(super) index: u64,
     pub(super) position: Position,
     pub(super) body_len: u32,
-}
-
-/// The latest record of each kind that must outlive its segment: which segment it is in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Anchors {
-    pub(super) create: Option<u64>,
-    pub(super) vote: Option<u64>,
-    pub(super) committed: Option<u64>,
-    pub(super) purge: Option<u64>,
-    pub(super) quarantine: Option<u64>,
-}
-
-impl Anchors {
-    pub(super) fn any_in(&self, segment: u64) -> bool {
-        let all = [self.create, self.vote, self.committed, self.purge, self.quarantine];
-        all.contains(&Some(segment))
-    }
-
-    fn oldest(&self) -> Option<u64> {
-        [self.create, self.vote, self.committed, self.purge, self.quarantine].into_iter().flatten().min()
-    }
 }
 
 /// An entry as recovery found it.

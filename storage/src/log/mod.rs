@@ -14,6 +14,7 @@
 //!
 //! Not here: what a payload or a vote means, when to purge (the raft crate).
 
+mod anchors;
 mod batch;
 mod chores;
 mod entry;

@@ -9,11 +9,12 @@
 //!
 //! Not here: time. A simulated disk is never slow.
 
+use super::sim_file::SimFile;
 use super::sim_inode::SimInode;
 use crate::disk::{DirectoryLock, Disk, DiskFile};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::io::{self, IoSlice};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,8 +37,8 @@ enum NameChange {
 }
 
 #[derive(Debug, Clone, Default)]
-struct State {
-    inodes: Vec<SimInode>,
+pub(super) struct State {
+    pub(super) inodes: Vec<SimInode>,
     names: BTreeMap<PathBuf, usize>,
     durable_names: BTreeMap<PathBuf, usize>,
     pending_names: Vec<NameChange>,
@@ -46,22 +47,15 @@ struct State {
     power_cut_at: Option<u64>,
     fail_at: Option<(u64, i32)>,
     syncs_fail: Option<i32>,
-    is_off: bool,
-    generation: u64,
+    pub(super) is_off: bool,
+    pub(super) generation: u64,
     random: u64,
 }
 
 /// A disk in memory; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
-}
-
-#[derive(Debug)]
-struct SimFile {
-    disk: SimDisk,
-    inode: usize,
-    generation: u64,
+    pub(super) state: Arc<Mutex<State>>,
 }
 
 impl SimDisk {
@@ -178,7 +172,7 @@ impl SimDisk {
 
 impl State {
     /// Counts an I/O and does it, unless it is to fail. The one at which the power is cut is done but not synced.
-    fn io<T>(&mut self, act: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn io<T>(&mut self, act: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
         if self.is_off {
             return Err(power_is_off());
         }
@@ -198,7 +192,7 @@ impl State {
     }
 
     /// A sync at which the power is cut has no certain effect: nothing becomes durable.
-    fn sync_io(&mut self, act: impl FnOnce(&mut State)) -> io::Result<()> {
+    pub(super) fn sync_io(&mut self, act: impl FnOnce(&mut State)) -> io::Result<()> {
         let syncs_fail = self.syncs_fail;
         let is_cut = self.power_cut_at.is_some_and(|number| self.io_count + 1 >= number);
         self.io(|state| {
@@ -318,70 +312,6 @@ impl Disk for SimDisk {
     }
 }
 
-impl SimFile {
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
-        let mut state = self.disk.state.lock();
-        if state.is_off || state.generation != self.generation {
-            return Err(power_is_off());
-        }
-        act(&mut state)
-    }
-}
-
-impl DiskFile for SimFile {
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.with(|state| {
-            let live = state.inodes[self.inode].live();
-            let start = to_usize(offset)?;
-            let end = start.checked_add(buffer.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-            buffer.copy_from_slice(live.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
-            Ok(())
-        })
-    }
-
-    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let offset = to_usize(offset)?;
-        self.with(|state| {
-            state.io(|state| {
-                state.inodes[self.inode].write(offset, bytes.to_vec());
-                Ok(())
-            })
-        })
-    }
-
-    fn write_all_vectored_at(&self, slices: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
-        let mut joined = Vec::with_capacity(slices.iter().map(|slice| slice.len()).sum());
-        slices.iter().for_each(|slice| joined.extend_from_slice(slice));
-        self.write_all_at(&joined, offset)
-    }
-
-    fn length(&self) -> io::Result<u64> {
-        self.with(|state| Ok(state.inodes[self.inode].live().len() as u64))
-    }
-
-    fn set_length(&self, length: u64) -> io::Result<()> {
-        let length = to_usize(length)?;
-        self.with(|state| {
-            state.io(|state| {
-                state.inodes[self.inode].set_length(length);
-                Ok(())
-            })
-        })
-    }
-
-    fn allocate(&self, length: u64) -> io::Result<()> {
-        if self.length()? < length { self.set_length(length) } else { Ok(()) }
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.with(|state| state.sync_io(|state| state.inodes[self.inode].sync()))
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_data()
-    }
-}
-
 fn apply_name(names: &mut BTreeMap<PathBuf, usize>, change: &NameChange) {
     match change {
         NameChange::Set(path, inode) => {
@@ -398,11 +328,7 @@ fn apply_name(names: &mut BTreeMap<PathBuf, usize>, change: &NameChange) {
     }
 }
 
-fn to_usize(value: u64) -> io::Result<usize> {
-    usize::try_from(value).map_err(|_| io::ErrorKind::InvalidInput.into())
-}
-
-fn power_is_off() -> io::Error {
+pub(super) fn power_is_off() -> io::Error {
     io::Error::other("the simulated power is off")
 }
 

@@ -159,3 +159,27 @@ fn many_groups_share_segments_and_all_let_go() {
     assert_eq!(recovery.groups.len(), 64);
     assert!(recovery.groups.iter().all(|group| group.state.last.unwrap().index == 29));
 }
+
+#[test]
+fn a_segment_that_cannot_be_prepared_is_made_when_it_is_needed() {
+    let disk = SimDisk::new(1);
+    let fatal = Arc::default();
+    let (log, _) = open_with(options(&fatal), &disk, Driver::Manual).unwrap();
+    let group = log.group(1, 10).unwrap();
+    group.append(vec![entry(0, 1, &[1; 900])], ok());
+    log.pump();
+    // The creation of the next one: no space.
+    disk.fail_at(disk.io_count() + 1, 28);
+    log.housekeep();
+    for index in 1..20 {
+        group.append(vec![entry(index, 1, &[1; 900])], ok());
+        log.pump();
+        log.housekeep();
+    }
+    assert_eq!(fatal.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert!(segments(&disk).len() > 3);
+    drop((log, group));
+    disk.power_cycle(Loss::All);
+    let (_, recovery) = open(&disk, Driver::Inline).unwrap();
+    assert_eq!(recovery.groups[0].state.last.unwrap().index, 19);
+}

@@ -10,7 +10,8 @@
 //! Not here: where the log ends (`verdict`).
 
 use super::scan::{Body, Scanned};
-use crate::log::group_index::{Anchors, GroupIndex, RecoveredEntry};
+use crate::log::anchors::Anchors;
+use crate::log::group_index::{GroupIndex, RecoveredEntry};
 use crate::log::record::RecordKind;
 use crate::log::segment::Position;
 use crate::log::{EntryId, GroupKey, QuarantineCause};
