@@ -13,6 +13,7 @@ pub mod flush;
 pub mod ingest;
 pub mod meta;
 pub mod model;
+pub mod open_files;
 pub mod optimizer;
 pub mod read;
 pub mod routing;

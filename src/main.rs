@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use evershard_server::config::{self, cli::ServerArgs};
 use evershard_server::dev::{self, DevArgs};
-use evershard_server::{failpoints, server, telemetry};
+use evershard_server::{failpoints, open_files, server, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +57,7 @@ fn run_server(args: &ServerArgs) -> Result<(), Box<dyn std::error::Error>> {
     }
     failpoints::arm_from_environment()?;
     telemetry::init_logging();
+    open_files::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = CancellationToken::new();
