@@ -1,6 +1,5 @@
 //! openraft's own contract suite, over our log store and applier, on real files.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use evershard_storage::disk::RealDisk;
@@ -46,7 +45,7 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
             machine,
             executor,
             1,
-            PathBuf::from(folder.path().join("outgoing")),
+            folder.path().join("outgoing"),
             limits,
             Arc::new(ApplierState::default()),
         )

@@ -9,9 +9,8 @@
 //! - a replica that halted says why, and takes no other group with it.
 //!
 //! Not here: membership changes (`membership`), opening and closing (`bootstrap`, `group_registry`), purging the log
-//! (`purge`), meaning of commands and answers.
+//! (`purge`), what it shows of itself (`status`), meaning of commands and answers.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +21,7 @@ use evershard_storage::log::GroupLog;
 use openraft::async_runtime::watch::WatchReceiver as _;
 use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader};
 use openraft::raft::ClientWriteResult;
-use openraft::{Raft, ReadPolicy, ServerState};
+use openraft::{Raft, ReadPolicy};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -33,66 +32,13 @@ use crate::endpoint::Endpoint;
 use crate::error::{GroupError, NotServing, ProposeError};
 use crate::executor::{self, ApplyExecutor};
 use crate::leadership::{LeaderWatch, Leadership};
-use crate::membership_codec::Members;
 use crate::options::RaftOptions;
 use crate::reply::Reply;
-use crate::state_machine::{LogPosition, StateMachine};
+use crate::state_machine::StateMachine;
 use crate::transport::Router;
-use crate::type_config::{Command, Peer, Runtime, Tokio, TypeConfig, to_position};
+use crate::type_config::{Command, Peer, Runtime, Tokio, TypeConfig};
 
 pub(crate) type RaftOf<RT> = Raft<TypeConfig<RT>, Applier<RT>>;
-
-/// A replica's role.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Receives, does not vote.
-    Learner,
-    /// Votes.
-    Follower,
-    /// Stands for election.
-    Candidate,
-    /// Leads.
-    Leader,
-    /// Was shut down, or halted.
-    Stopped,
-}
-
-/// What a replica shows of itself.
-#[derive(Debug, Clone)]
-pub struct GroupStatus {
-    /// The group.
-    pub group: u64,
-    /// The replica.
-    pub replica: u64,
-    /// Its role.
-    pub role: Role,
-    /// Its term.
-    pub term: u64,
-    /// The leader and where it is, when known.
-    pub leader: Option<(u64, Peer)>,
-    /// The last entry of its log.
-    pub last_index: Option<u64>,
-    /// The last entry that is durable here.
-    pub durable_index: Option<u64>,
-    /// The last entry that is committed, as far as it knows.
-    pub committed: Option<u64>,
-    /// The last entry that it applied.
-    pub applied: Option<LogPosition>,
-    /// How far the state machine's flush is, as openraft was told.
-    pub snapshot: Option<u64>,
-    /// The last entry that was purged from the log.
-    pub purged: Option<u64>,
-    /// Voters and learners.
-    pub members: Members,
-    /// On the leader: the last entry that each other member has; `None` before the first answer.
-    pub replicated: BTreeMap<u64, Option<u64>>,
-    /// On the leader: time since a quorum last acknowledged it.
-    pub lease_age: Option<Duration>,
-    /// Bytes proposed here and not yet answered.
-    pub in_flight_bytes: u64,
-    /// Why it stopped for good.
-    pub halted: Option<String>,
-}
 
 /// The state machine's answer to a proposal, when it was applied here. Dropping it does not take the proposal back.
 #[must_use = "the outcome of the proposal"]
@@ -264,49 +210,6 @@ impl<RT: Runtime> Group<RT> {
             let fatal = metrics.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
             fatal.filter(|_| !self.inner.stop.is_cancelled())
         })
-    }
-
-    /// Everything there is to show.
-    #[must_use]
-    pub fn status(&self) -> GroupStatus {
-        let inner = &*self.inner;
-        let log = inner.log.state();
-        let leadership = self.leadership();
-        let lease_age = inner.leader.lease_age();
-        let halted = self.halted();
-        // Borrowed last, and once: a second borrow could wait for openraft, which waits for this one.
-        let metrics = inner.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        let role = match metrics.state {
-            _ if metrics.running_state.is_err() => Role::Stopped,
-            ServerState::Learner => Role::Learner,
-            ServerState::Follower => Role::Follower,
-            ServerState::Candidate => Role::Candidate,
-            ServerState::Leader => Role::Leader,
-            ServerState::Shutdown => Role::Stopped,
-        };
-        let replication = metrics.replication.iter().flatten();
-        GroupStatus {
-            group: inner.group,
-            replica: inner.replica,
-            role,
-            term: metrics.current_term,
-            leader: leadership.leader,
-            last_index: log.last.map(|id| id.index),
-            durable_index: log.durable_index,
-            committed: metrics.cluster_committed.as_ref().map(|id| id.index()),
-            applied: metrics.last_applied.as_ref().map(to_position),
-            snapshot: metrics.snapshot.as_ref().map(|id| id.index()),
-            purged: log.last_purged.map(|id| id.index),
-            members: Members::of(metrics.membership_config.membership()),
-            replicated: replication
-                .filter(|(replica, _)| **replica != inner.replica)
-                .map(|(replica, matched)| (*replica, matched.as_ref().map(|id| id.index())))
-                .collect(),
-            lease_age,
-            in_flight_bytes: inner.budget.bytes(),
-            halted,
-        }
     }
 
     /// Hands leadership to another voter, and waits until it leads or `within` is over. Reads and proposals are refused

@@ -5,7 +5,7 @@
 //!
 //! Rooms, from the bottom: `type_config`, `cursor` and `membership_codec` (words and their bytes), `log_store` (openraft's
 //! log over ours), `executor` and `applier` (openraft's state machine over ours), `snapshot`, `transport`, `endpoint`
-//! (what a replica answers to peers), `leadership`, `purge`, `membership`, `bootstrap`, `group`, `group_registry`.
+//! (what a replica answers to peers), `leadership`, `purge`, `membership`, `bootstrap`, `group`, `status`, `group_registry`.
 //!
 //! Not here: gradients, tables, sessions, configuration files.
 
@@ -32,6 +32,7 @@ mod purge;
 mod reply;
 mod snapshot;
 pub mod state_machine;
+mod status;
 pub mod transport;
 mod type_config;
 
@@ -39,7 +40,7 @@ pub use bootstrap::GroupHost;
 pub use cursor::DecodeError;
 pub use error::{GroupError, NotServing, ProposeError};
 pub use executor::{ApplyExecutor, ApplyThreads, InlineExecutor};
-pub use group::{Answer, Group, GroupStatus, Role};
+pub use group::{Answer, Group};
 pub use group_registry::{GroupRegistry, peer_service};
 pub use leadership::Leadership;
 pub use membership_codec::Members;
@@ -47,5 +48,6 @@ pub use options::{RaftLimits, RaftOptions, RaftTiming, WallClock};
 pub use state_machine::{
     CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
 };
+pub use status::{GroupStatus, Role};
 pub use transport::peer_service::{PeerService, tuned};
 pub use type_config::{Peer, Runtime, Tokio};

@@ -11,7 +11,6 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,27 +24,12 @@ use openraft::Instant as _;
 use openraft_rt_sim::{SimInstant, SimRuntime};
 use parking_lot::Mutex;
 use support::adder::Adder;
+use support::oracle::{Oracle, Readers, check_leases};
 use support::sim_net::{Dice, SimNet};
 use tokio_util::sync::CancellationToken;
 
 const GROUP: u64 = 1;
 const NODES: u64 = 3;
-
-/// What the outside world knows.
-#[derive(Default)]
-struct Oracle {
-    /// Digest of the state after each index.
-    digests: BTreeMap<u64, (u64, u64)>,
-    /// Sum of all acknowledged deltas: each is a power-free unique number, so the count tells.
-    acknowledged: BTreeSet<u64>,
-    acknowledged_index: u64,
-    restarts: u64,
-    snapshots_installed: u64,
-    lease_reads: u64,
-}
-
-/// The replicas that run, for whoever wants to read from them.
-type Readers = Arc<Mutex<BTreeMap<u64, (Group<SimRuntime>, Arc<Adder>)>>>;
 
 struct Node {
     id: u64,
@@ -125,9 +109,7 @@ impl World {
 
         let oracle = Arc::clone(&self.oracle);
         let witness = move |at: LogPosition, digest: u64| {
-            let mut oracle = oracle.lock();
-            let known = *oracle.digests.entry(at.index).or_insert((at.term, digest));
-            assert_eq!(known, (at.term, digest), "replicas applied different entries at {}", at.index);
+            oracle.lock().applied(at, digest);
         };
         let adder = Adder::open(&data.join("state"), false, Some(Arc::new(witness)));
         let router = Arc::new(Router::default());
@@ -198,15 +180,37 @@ impl World {
             if answer.await.is_ok() {
                 // It was applied here before it was answered.
                 let applied = adder.index_of(number).expect("an acknowledged command was applied");
-                {
-                    let mut oracle = oracle.lock();
-                    oracle.acknowledged.insert(number);
-                    oracle.acknowledged_index = oracle.acknowledged_index.max(applied);
-                }
+                oracle.lock().acknowledge(number, applied);
                 // The moment at which a leader that was deposed unawares would be caught.
                 check_leases(&readers, &oracle);
             }
         }));
+    }
+
+    /// A leader that only one voter still follows is cut off from it, and that voter restarts at once: were it to vote
+    /// right away, there would be a second leader within the first one's lease (design 14.9).
+    async fn forget_a_lease(&mut self) {
+        let leader = self.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
+        let Some(leader) = leader else { return };
+        let others: Vec<u64> = (1..=NODES).filter(|other| *other != leader).collect();
+        let (candidate, voter) =
+            if self.dice.chance(2) { (others[0], others[1]) } else { (others[1], others[0]) };
+        self.net.mend();
+        self.net.cut(leader, candidate, true);
+        for step in 0..70 {
+            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
+            SimRuntime::sleep(Duration::from_millis(20)).await;
+        }
+        let number = voter as usize - 1;
+        self.crash(number).await;
+        self.net.cut(leader, voter, true);
+        self.start(number).await;
+        for step in 0..40 {
+            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
+            SimRuntime::sleep(Duration::from_millis(10)).await;
+            check_leases(&self.readers, &self.oracle);
+        }
+        self.net.mend();
     }
 
     async fn trouble(&mut self) {
@@ -240,7 +244,8 @@ impl World {
                 let slowest = [1_500, 1_500, 20_000, 150_000][self.dice.below(4) as usize];
                 self.nodes[number].sync_micros.store(slowest, Ordering::Relaxed);
             }
-            59..=68 => {
+            59..=62 => self.forget_a_lease().await,
+            63..=70 => {
                 if let Some(live) = &self.nodes[number].live {
                     let to = replica(1 + self.dice.below(NODES));
                     let group = live.group.clone();
@@ -326,22 +331,6 @@ impl World {
 
     fn report(&self) -> Vec<evershard_raft::GroupStatus> {
         self.live().map(|(_, live)| live.group.status()).collect()
-    }
-}
-
-/// Leader-consistent reads: whoever says it may serve knows all that was acknowledged.
-fn check_leases(readers: &Readers, oracle: &Mutex<Oracle>) {
-    for (id, (group, adder)) in &*readers.lock() {
-        if group.serving_lease().is_ok() {
-            let mut oracle = oracle.lock();
-            oracle.lease_reads += 1;
-            let applied = adder.state().position.map_or(0, |at| at.index);
-            assert!(
-                applied >= oracle.acknowledged_index,
-                "node {id} serves at {applied}, but {} was acknowledged",
-                oracle.acknowledged_index
-            );
-        }
     }
 }
 

@@ -3,4 +3,5 @@
 
 pub mod adder;
 pub mod cluster;
+pub mod oracle;
 pub mod sim_net;
