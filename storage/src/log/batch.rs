@@ -239,3 +239,31 @@ pub(super) fn publish(operation: &Operation, placed: &Placed, segment: u64) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Entry;
+    use crate::log::group_index::GroupIndex;
+
+    /// A truncation that was queued between reading the entries to copy and queueing the copies comes first in the log.
+    #[test]
+    fn what_was_dropped_meanwhile_is_not_copied() {
+        let start = Position { segment: 7, offset: 32 };
+        let entry = |index| Entry { index, term: 1, leader: 1, kind: 0, time_ms: 0, payload: Bytes::new() };
+        let mut index = GroupIndex::default();
+        let entries = [entry(0), entry(1), entry(2)];
+        let ticket = index.append(&entries).unwrap();
+        index.publish_append(ticket, 0, 3, &[100, 200, 300]);
+        let found = index.entries_in(3, u64::MAX);
+        let group = Arc::new(Group::new(GroupKey { group: 1, replica: 2 }, index));
+        let entries = found.into_iter().zip(entries).collect();
+        let operation = Operation { group, action: Action::Relocate { entries, anchors: false }, done: None };
+        let copied = || Batch::new(start, start).add(&operation).relocated.len();
+        assert_eq!(copied(), 3);
+        operation.group.lock().truncate_from(2);
+        assert_eq!(copied(), 2);
+        operation.group.lock().destroy();
+        assert_eq!(copied(), 0);
+    }
+}

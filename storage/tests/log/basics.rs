@@ -228,3 +228,39 @@ fn two_processes_cannot_share_a_directory() {
     assert!(evershard_storage::log::Log::open(options, disk, Driver::Inline).is_ok());
     assert!(Path::new(directory.path()).exists());
 }
+
+/// One operation a batch.
+fn one_by_one(disk: &SimDisk) -> evershard_storage::log::Log {
+    let options = LogOptions { batch_bytes_max: 1, cache_bytes: 1000, ..options(&Arc::default()) };
+    open_with(options, disk, Driver::Manual).unwrap().0
+}
+
+#[test]
+fn an_append_that_was_truncated_meanwhile_makes_nothing_durable() {
+    let log = one_by_one(&SimDisk::new(1));
+    let group = log.group(1, 10).unwrap();
+    log.pump();
+    group.append((0..3).map(|index| entry(index, 1, b"old")).collect(), ok());
+    group.truncate_from(1, ok());
+    group.append((1..3).map(|index| entry(index, 2, b"new")).collect(), ok());
+    let mut seen = Vec::new();
+    while log.pump() {
+        seen.push(group.durable_index());
+    }
+    assert_eq!(seen, [Some(0), Some(0), Some(2)]);
+    assert_eq!(group.read(0..9, u64::MAX).unwrap()[2].payload, "new");
+}
+
+#[test]
+fn what_is_not_durable_stays_in_memory() {
+    let log = one_by_one(&SimDisk::new(1));
+    let group = log.group(1, 10).unwrap();
+    let entries: Vec<_> = (0..20).map(|index| entry(index, 1, &[index as u8; 300])).collect();
+    entries.iter().for_each(|entry| group.append(vec![entry.clone()], ok()));
+    while log.pump() {
+        let durable = group.durable_index().map_or(0, |durable| durable + 1);
+        assert!(!group.needs_disk(durable..20));
+        assert_eq!(group.read(0..20, u64::MAX).unwrap(), entries);
+    }
+    assert!(group.needs_disk(0..20));
+}

@@ -290,3 +290,31 @@ fn another_format_version_is_refused_not_repaired() {
     assert!(error.to_string().contains(DIRECTORY), "{error}");
     assert!(disk.contents(Path::new(&path)).is_some());
 }
+
+#[test]
+fn what_was_cut_off_does_not_come_back_behind_what_follows() {
+    let disk = SimDisk::new(1);
+    let (log, _) = open(&disk, Driver::Manual).unwrap();
+    let group = log.group(1, 10).unwrap();
+    log.pump();
+    group.append(vec![entry(0, 1, &[b'a'; 200]), entry(1, 1, b"revived?")], ok());
+    log.pump();
+    drop((log, group));
+    disk.kill_process();
+    // The batch is torn in its first entry only, and nothing proves that it was synced.
+    forget_fast_floor(&disk);
+    let path = segments(&disk)[0].clone();
+    let bytes = disk.contents(&path).unwrap();
+    let payload = bytes.windows(8).position(|window| window == b"aaaaaaaa").unwrap();
+    disk.flip_bit(&path, payload * 8);
+    let (log, recovery) = open(&disk, Driver::Inline).unwrap();
+    assert_eq!((recovery.damage.len(), recovery.torn_bytes), (0, 264 + 72));
+    // The new batch, a mark and an entry, ends exactly where the old second entry began.
+    let group = log.group(1, 10).unwrap();
+    group.append(vec![entry(0, 2, &[b'b'; 200 - 64])], ok());
+    drop((log, group));
+    disk.kill_process();
+    let (log, recovery) = open(&disk, Driver::Inline).unwrap();
+    assert!(recovery.damage.is_empty() && recovery.quarantined.is_empty());
+    assert_eq!(log.group(1, 10).unwrap().state().last.unwrap().index, 0);
+}

@@ -107,3 +107,44 @@ fn with_fsync_another_boot_means_nothing() {
     assert!(!recovery.boot_changed && recovery.quarantined.is_empty());
     assert_eq!(recovery.groups.len(), 1);
 }
+
+#[test]
+fn what_recovery_found_is_durable_afterwards() {
+    let disk = SimDisk::new(7);
+    let (log, _) = open_with(memory("a"), &disk, Driver::Manual).unwrap();
+    let group = log.group(1, 10).unwrap();
+    group.append(vec![entry(0, 1, b"in the page cache only")], ok());
+    log.pump();
+    drop((log, group));
+    disk.kill_process();
+    let fsync = || LogOptions { durability: Durability::Fsync, ..memory("a") };
+    let (log, recovery) = open_with(fsync(), &disk, Driver::Manual).unwrap();
+    assert_eq!(recovery.groups[0].state.durable_index, Some(0));
+    drop(log);
+    disk.power_cycle(Loss::All);
+    let (_, recovery) = open_with(fsync(), &disk, Driver::Manual).unwrap();
+    assert_eq!(recovery.groups[0].state.durable_index, Some(0));
+}
+
+#[test]
+fn several_torn_batches_are_a_torn_tail() {
+    let mut lost = 0;
+    for seed in 0..200 {
+        let disk = SimDisk::new(seed);
+        let (log, _) = open_with(memory("a"), &disk, Driver::Manual).unwrap();
+        let group = log.group(1, 10).unwrap();
+        let entries: Vec<_> = (0..6).map(|index| entry(index, 1, &[index as u8 + 1; 350])).collect();
+        for entry in &entries {
+            group.append(vec![entry.clone()], ok());
+            log.pump();
+        }
+        drop((log, group));
+        disk.power_cycle(Loss::Random);
+        let (log, recovery) = open_with(memory("a"), &disk, Driver::Inline).unwrap();
+        assert!(recovery.damage.is_empty() && recovery.quarantined.is_empty(), "seed {seed}: {recovery:?}");
+        let found = log.group(1, 10).unwrap().read(0..9, u64::MAX).unwrap();
+        assert_eq!(found, entries[..found.len()], "seed {seed}");
+        lost += entries.len() - found.len();
+    }
+    assert!(lost > 100);
+}
