@@ -43,6 +43,9 @@ pub struct PeerService {
 }
 
 /// HTTP/2 settings for a server that carries lanes: large windows and frames, no Nagle, keep-alive.
+///
+/// With `serve_with_incoming` tonic does not apply `tcp_nodelay`: the incoming connections must have it set
+/// (`TcpIncoming::with_nodelay`), else every other answer waits 40 ms for a delayed acknowledgement.
 #[must_use]
 pub fn tuned(server: tonic::transport::Server) -> tonic::transport::Server {
     server

@@ -18,7 +18,7 @@ use evershard_storage::log::{Driver, Log, LogOptions};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 use super::adder::Adder;
 
@@ -115,7 +115,8 @@ impl Cluster {
         let server = tokio::spawn(async move {
             tuned(tonic::transport::Server::builder())
                 .add_service(service)
-                .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async {
+                // The server's own setting does not reach connections that it is given.
+                .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
                     let _ = stopped.await;
                 })
                 .await
