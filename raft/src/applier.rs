@@ -46,6 +46,7 @@ pub(crate) enum SnapshotData {
 pub(crate) struct ApplierState {
     applied: Mutex<(Option<LogPosition>, StoredMembership)>,
     halted: Mutex<Option<String>>,
+    is_halted: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -53,6 +54,11 @@ impl ApplierState {
     /// Why the replica stopped for good, if it did.
     pub(crate) fn halted(&self) -> Option<String> {
         self.halted.lock().clone()
+    }
+
+    /// Whether it stopped for good; cheap.
+    pub(crate) fn is_halted(&self) -> bool {
+        self.is_halted.load(Ordering::Acquire)
     }
 
     /// The group is being shut down: nothing more is applied, though openraft may still ask.
@@ -63,6 +69,7 @@ impl ApplierState {
     /// Stops the replica for good; the first reason stays.
     pub(crate) fn halt(&self, reason: String) {
         self.halted.lock().get_or_insert(reason);
+        self.is_halted.store(true, Ordering::Release);
     }
 }
 

@@ -132,7 +132,7 @@ impl<RT: Runtime> Group<RT> {
         if payload.len() > limit {
             return Err(ProposeError::TooLarge { bytes: payload.len(), limit });
         }
-        if inner.stop.is_cancelled() || inner.state.halted().is_some() {
+        if inner.stop.is_cancelled() || inner.state.is_halted() {
             return Err(stopped(&inner.state));
         }
         let exhausted = || ProposeError::Exhausted { in_flight_bytes: inner.budget.bytes() };

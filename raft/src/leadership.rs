@@ -80,6 +80,10 @@ impl<RT: Runtime> LeaderWatch<RT> {
 
     /// See [`crate::group::Group::serving_lease`].
     pub(crate) fn check(&self) -> Result<(), NotServing> {
+        if self.state.is_halted() {
+            // Before openraft says so.
+            return Err(NotServing::Halted { reason: self.state.halted().unwrap_or_default() });
+        }
         let metrics = self.metrics.borrow_watched();
         if let Err(fatal) = &metrics.running_state {
             let reason = self.state.halted().unwrap_or_else(|| fatal.to_string());
