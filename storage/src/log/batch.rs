@@ -119,9 +119,13 @@ impl Batch {
                 self.put(RecordHeader::new(RecordKind::Vote, key), vote.clone());
                 placed.has_vote = true;
             }
-            Action::Committed(committed) => {
-                self.put(RecordHeader::new(RecordKind::Committed, key), committed.clone());
-                placed.has_committed = true;
+            Action::Committed => {
+                let mut index = operation.group.lock();
+                index.is_committed_queued = false;
+                if let Some(committed) = &index.committed {
+                    self.put(RecordHeader::new(RecordKind::Committed, key), committed.clone());
+                    placed.has_committed = true;
+                }
             }
             Action::Truncate { index, .. } => {
                 self.put(
@@ -234,7 +238,7 @@ pub(super) fn publish(operation: &Operation, placed: &Placed, segment: u64) {
                 }
             }
             Action::Release => index.anchors.quarantine = None,
-            Action::Vote(_) | Action::Committed(_) | Action::Create | Action::Destroy => {}
+            Action::Vote(_) | Action::Committed | Action::Create | Action::Destroy => {}
             Action::Quarantine { .. } => {}
         }
     });

@@ -82,6 +82,8 @@ pub(super) struct RecoveredEntry {
 pub(super) struct GroupIndex {
     pub(super) vote: Option<Bytes>,
     pub(super) committed: Option<Bytes>,
+    /// A write of `committed` waits in the queue; it will take the value of then.
+    pub(super) is_committed_queued: bool,
     pub(super) quarantine: Option<(QuarantineCause, String)>,
     pub(super) anchors: Anchors,
     pub(super) is_destroyed: bool,

@@ -84,14 +84,16 @@ impl GroupLog {
         self.group.lock().vote.clone()
     }
 
-    /// Replaces the commit position; goes out with the next batch, nobody is told when. Too long a one is dropped.
+    /// Replaces the commit position; goes out with the next batch, or within about a second, and costs no sync of its
+    /// own otherwise. Nobody is told when. Too long a one is dropped.
     pub fn save_committed(&self, committed: Bytes) {
         if committed.len() > BODY_BYTES_MAX {
             return;
         }
         self.change(Box::new(|_| ()), |index| {
-            index.committed = Some(committed.clone());
-            Ok(Some(Action::Committed(committed)))
+            index.committed = Some(committed);
+            let is_queued = std::mem::replace(&mut index.is_committed_queued, true);
+            Ok((!is_queued).then_some(Action::Committed))
         });
     }
 

@@ -22,7 +22,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The writer's thread looks at least this often whether the log is closed.
+/// The writer's thread waits at most this long for something urgent; then it writes what is not.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 
 /// A healthy group found when the log was opened.

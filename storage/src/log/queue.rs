@@ -29,7 +29,8 @@ pub(super) enum Action {
         entries: Vec<Entry>,
     },
     Vote(Bytes),
-    Committed(Bytes),
+    /// The commit position, as it is when this is written. Nobody waits for it: it wakes no writer.
+    Committed,
     Truncate {
         index: u64,
         freed: Freed,
@@ -60,6 +61,10 @@ pub(super) struct Operation {
 }
 
 impl Operation {
+    fn is_urgent(&self) -> bool {
+        !matches!(self.action, Action::Committed)
+    }
+
     /// Bytes in the log, nearly.
     pub(super) fn bytes(&self) -> u64 {
         match &self.action {
@@ -70,7 +75,7 @@ impl Operation {
                 entries.iter().map(|(_, entry)| record_bytes(entry.payload.len())).sum::<u64>()
                     + record_bytes(0)
             }
-            Action::Vote(body) | Action::Committed(body) => record_bytes(body.len()),
+            Action::Vote(body) => record_bytes(body.len()),
             _ => record_bytes(0),
         }
     }
@@ -80,6 +85,8 @@ impl Operation {
 struct State {
     operations: VecDeque<Operation>,
     bytes: u64,
+    /// How many of the operations somebody waits for.
+    urgent: usize,
     stopped: Option<Arc<str>>,
 }
 
@@ -103,11 +110,15 @@ impl Queue {
         if let Some(reason) = &state.stopped {
             return Err((operation, reason.clone()));
         }
+        let is_urgent = operation.is_urgent();
         state.bytes += operation.bytes();
+        state.urgent += usize::from(is_urgent);
         state.operations.push_back(operation);
         self.note_fill(&state);
         drop(state);
-        self.arrived.notify_one();
+        if is_urgent {
+            self.arrived.notify_one();
+        }
         Ok(())
     }
 
@@ -116,10 +127,10 @@ impl Queue {
         take(&mut self.state.lock(), bytes_max)
     }
 
-    /// As `take`, but waits for the first one; empty when stopped and drained, or when the time is over.
+    /// As `take`, but waits for an urgent one, or until the time is over; empty when there is none.
     pub(super) fn wait_and_take(&self, bytes_max: u64, timeout: Duration) -> Vec<Operation> {
         let mut state = self.state.lock();
-        if state.operations.is_empty() && state.stopped.is_none() {
+        if state.urgent == 0 && state.stopped.is_none() {
             let _timed_out = self.arrived.wait_for(&mut state, timeout);
         }
         take(&mut state, bytes_max)
@@ -178,5 +189,7 @@ fn take(state: &mut State, bytes_max: u64) -> Vec<Operation> {
         }
         count += 1;
     }
-    state.operations.drain(..count).collect()
+    let taken: Vec<Operation> = state.operations.drain(..count).collect();
+    state.urgent -= taken.iter().filter(|operation| operation.is_urgent()).count();
+    taken
 }

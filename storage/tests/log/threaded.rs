@@ -1,12 +1,13 @@
 //! The log with its own threads, on the real disk.
 
 use crate::model::{contents, entry, ok, options};
+use bytes::Bytes;
 use evershard_storage::disk::{Disk, RealDisk};
 use evershard_storage::log::{Driver, Durability, EntryId, Log, LogOptions, Recovery};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -151,4 +152,24 @@ fn dropping_the_log_answers_everybody() {
     let (log, recovery) = open(&options);
     assert!(recovery.quarantined.is_empty());
     assert_eq!(log.stalled_for(), Duration::ZERO);
+}
+
+#[test]
+fn commit_positions_ride_along() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = real(&directory, Durability::Fsync);
+    let (log, _) = open(&options);
+    let group = log.group(1, 10).unwrap();
+    let begun = Instant::now();
+    for index in 0..50_u64 {
+        group.append(vec![entry(index, 1, b"x")], ok());
+        assert!(group.wait_durable(index, LONG).unwrap());
+        group.save_committed(Bytes::from(index.to_le_bytes().to_vec()));
+    }
+    // One batch for each append, one for the creation, and one a second that nobody waits for.
+    assert!(log.stats().batches <= 51 + 2 + begun.elapsed().as_secs(), "{:?}", log.stats());
+    log.close().unwrap();
+    drop((log, group));
+    let (_, recovery) = open(&options);
+    assert_eq!(recovery.groups[0].committed.as_ref().unwrap()[..], 49_u64.to_le_bytes());
 }
