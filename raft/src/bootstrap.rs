@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use evershard_storage::log::GroupLog;
 use openraft::Raft;
+use openraft::async_runtime::watch::WatchReceiver as _;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -94,6 +95,11 @@ impl<RT: Runtime> GroupHost<RT> {
         let raft = Raft::new(replica, config, network, store, applier)
             .await
             .map_err(|error| halted(state.halted().unwrap_or_else(|| error.to_string())))?;
+
+        // Before its first report openraft shows a group without members, in term 0.
+        if raft.metrics().changed().await.is_err() {
+            return Err(halted(state.halted().unwrap_or_else(|| "openraft ended at once".to_owned())));
+        }
 
         let installer = Installer::new(incoming, Arc::clone(&self.executor), group);
         let endpoint = Arc::new(Endpoint::new(
