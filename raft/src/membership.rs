@@ -26,13 +26,18 @@ const CAUGHT_UP_LAG: u64 = 64;
 
 impl<RT: Runtime> Group<RT> {
     /// Makes the group: on one replica of a new group, once. All of `members` are voters; this replica is one of them.
+    /// Durable here when it returns.
     ///
     /// # Errors
     /// [`GroupError::Initialize`] when the group has a log already, or this replica is not among the members.
     pub async fn initialize(&self, members: BTreeMap<u64, Peer>) -> Result<(), GroupError> {
         let group = self.group();
         match self.inner.raft.initialize(members).await {
-            Ok(()) => Ok(()),
+            // openraft answers once the entry is applied, which may be before it is synced.
+            Ok(()) => match self.inner.log.durable_changes().wait_for(Option::is_some).await {
+                Ok(_) => Ok(()),
+                Err(_) => Err(self.gone()),
+            },
             Err(RaftError::APIError(error)) => {
                 let reason = match &error {
                     InitializeError::NotAllowed(_) => "it has a log already".to_owned(),
