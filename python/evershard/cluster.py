@@ -115,7 +115,7 @@ class Cluster:
     # --- several tables at once -------------------------------------------------------------------------------------
 
     def pull_many(self, requests: Sequence[Tuple[Table, Any]]) -> List[np.ndarray]:
-        """Reads rows of several tables in one round trip a shard.
+        """Reads rows of several tables; all requests travel at the same time.
 
         Args:
             requests: pairs ``(table, ids)``; ids as for :meth:`Table.pull`.
@@ -133,20 +133,27 @@ class Cluster:
     def push_many(self, items: Sequence[tuple], *, lr: Optional[float] = None) -> None:
         """Pushes gradients to several tables, together; returns when a quorum has all of them.
 
-        What goes to one shard travels in messages of at most 256 KiB, each applied whole or not at all, exactly once.
+        What goes to one shard travels in messages of at most 256 KiB that tables share, each applied whole or not at
+        all, exactly once.
 
         Args:
             items: tuples ``(table, ids, grads)`` or ``(table, ids, grads, lr)``, as for :meth:`Table.push`.
             lr: learning rate in place of the tables' own, where the tuple has none.
         """
-        self._connection().push_many(self._flatten(items, lr))
+        native = self._connection()
+        groups = self._groups(native, items, lr)
+        if len(groups) == 1:
+            native.push_many(*groups[0])
+        elif groups:
+            native.push_begin(groups).wait()
 
     def push_many_async(self, items: Sequence[tuple], *, lr: Optional[float] = None) -> "_evershard.PendingPush":
         """As :meth:`push_many`, but returns at once with a handle; its ``wait()`` returns or raises.
 
         Pushes apply in the order sent. Drop no handle without ``wait()``: it tells whether the push was applied.
         """
-        return self._connection().push_begin(self._flatten(items, lr))
+        native = self._connection()
+        return native.push_begin(self._groups(native, items, lr))
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -160,9 +167,15 @@ class Cluster:
         """
         return self._connection().routing()
 
-    def stats(self) -> Dict[str, int]:
-        """Counters of this client since it connected: pulls, pushes, rows, bytes, retries, ..."""
-        return self._connection().stats()
+    def stats(self, *, reset_gap: bool = False) -> Dict[str, int]:
+        """Counters of this client since it connected.
+
+        Returns:
+            ``{"messages_acked", "rows_pushed", "rows_pulled", "retries", "longest_gap_us"}``: push messages
+            acknowledged, distinct rows in them, rows pulled, times something was sent again, and the longest time an
+            operation took from its call to its answer (since the last call with ``reset_gap``).
+        """
+        return self._connection().stats(reset_gap)
 
     @property
     def endpoints(self) -> Tuple[str, ...]:
@@ -212,14 +225,23 @@ class Cluster:
                     native = self._native = _evershard.Connection(list(self._endpoints), **self._options)
         return native
 
-    def _flatten(self, items: Sequence[tuple], lr: Optional[float]) -> list:
-        native, flat = self._connection(), []
+    def _groups(self, native: _evershard.Connection, items: Sequence[tuple], lr: Optional[float]) -> list:
+        """Pushes as the native module takes them: one for each learning rate, each table once in it."""
+        groups: Dict[Optional[float], Dict[int, list]] = {}
         for item in items:
             table, ids, grads = item[:3]
             rate = item[3] if len(item) > 3 and item[3] is not None else lr
-            id_array, rows = table._checked(ids, grads)
-            flat.append((table._in(self, native), id_array, rows, rate))
-        return flat
+            handle = table._in(self, native)
+            group = groups.setdefault(rate, {})
+            group.setdefault(handle.number, [handle, []])[1].append(table._checked(ids, grads))
+        return [([_joined(handle, parts) for handle, parts in group.values()], rate) for rate, group in groups.items()]
+
+
+def _joined(handle: _evershard.TableHandle, parts: list) -> tuple:
+    if len(parts) == 1:
+        return (handle, *parts[0])
+    ids, rows = zip(*parts)
+    return handle, np.concatenate(ids), np.concatenate(rows)
 
 
 def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:

@@ -78,9 +78,9 @@ class WrongCluster(EvershardError):
 
 
 class Unavailable(EvershardError, ConnectionError):
-    """No node answered, or no leader, until the deadline; the message names what was tried.
+    """Nobody answered, or no leader; the message names what was tried. Nothing was changed.
 
-    For a push, the outcome is unknown when the request may have reached a node: see :class:`PartialPush`.
+    A push that may have reached a server raises :class:`PartialPush` instead.
     """
 
 
@@ -99,7 +99,8 @@ class SessionExpired(EvershardError):
 class PartialPush(EvershardError):
     """Some messages of a push were applied, others were refused or their outcome is unknown.
 
-    A push is cut into messages by shard and size, each applied whole or not at all.
+    A push is cut into messages by shard and size, each applied whole or not at all. :meth:`retry` sends again what was
+    not acknowledged. The ids are ``uint64`` arrays, without repetitions.
     """
 
     def __init__(
@@ -112,6 +113,17 @@ class PartialPush(EvershardError):
         self.refused = refused
         #: Ids whose outcome is not known.
         self.unknown = unknown
+        self._resume: Any = None
+
+    def retry(self) -> None:
+        """Sends again what was not acknowledged, under its old numbers: each id ends up applied exactly once.
+
+        Possible once, in the process that pushed, while this error is alive. Raises a new :class:`PartialPush`, which can
+        be retried again, when it still cannot be acknowledged; ids that were refused are not sent again.
+        """
+        if self._resume is None:
+            raise InvalidArgument("nothing of this push can be sent again")
+        self._resume.retry()
 
     def __reduce__(self) -> Any:
         return type(self), (self.args[0], self.applied, self.refused, self.unknown)

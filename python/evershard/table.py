@@ -38,7 +38,13 @@ class Table:
         self._native = native
 
     def pull(
-        self, ids: Any, out: Optional[np.ndarray] = None, *, return_exists: bool = False, consistency: str = "leader"
+        self,
+        ids: Any,
+        out: Optional[np.ndarray] = None,
+        *,
+        return_exists: bool = False,
+        consistency: str = "leader",
+        node: Optional[int] = None,
     ) -> Union[np.ndarray, Tuple[np.ndarray, np.ndarray]]:
         """Reads rows. Writes nothing: an id never pushed reads as the table's initial value, the same every time.
 
@@ -46,7 +52,8 @@ class Table:
             ids: integers of any shape; repeats are fine.
             out: ``float32[*ids.shape, dim]``, C-contiguous, to read into; a new array by default.
             return_exists: also tell which rows were ever pushed or assigned, and not removed.
-            consistency: ``"leader"`` reads every acknowledged push; ``"any"`` asks any replica, which may lag.
+            consistency: ``"leader"`` reads every acknowledged push; ``"any"`` takes the answer of a replica that may lag.
+            node: with ``"any"``: the node whose replicas answer.
 
         Returns:
             ``float32[*ids.shape, dim]``, or with ``return_exists`` that and ``bool[*ids.shape]``.
@@ -57,7 +64,7 @@ class Table:
             self._check_out(out, row_shape)
         native = self.cluster._connection()
         target = None if out is None else out.reshape(-1)
-        rows, exists = native.pull(self._in(self.cluster, native), array, target, return_exists, consistency)
+        rows, exists = native.pull(self._in(self.cluster, native), array, target, return_exists, consistency, node)
         result = rows.reshape(row_shape) if out is None else out
         return (result, exists.reshape(shape)) if return_exists else result
 
@@ -77,7 +84,7 @@ class Table:
         """
         native = self.cluster._connection()
         array, rows = self._checked(ids, grads)
-        native.push_many([(self._in(self.cluster, native), array, rows, lr)])
+        native.push_many([(self._in(self.cluster, native), array, rows)], lr)
 
     def push_async(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> "_evershard.PendingPush":
         """As :meth:`push`, but returns at once with a handle whose ``wait()`` returns or raises.
@@ -86,7 +93,7 @@ class Table:
         """
         native = self.cluster._connection()
         array, rows = self._checked(ids, grads)
-        return native.push_begin([(self._in(self.cluster, native), array, rows, lr)])
+        return native.push_begin([([(self._in(self.cluster, native), array, rows)], lr)])
 
     def push_pull(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> np.ndarray:
         """Reads rows, then pushes gradients to them, in one round trip.

@@ -3,8 +3,8 @@
 * :class:`Embedding` and :class:`EmbeddingBag` take the place of ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag``:
   the forward pass pulls the distinct rows of the batch, the backward pass pushes their gradients.
 * :class:`DenseParameters` keeps the ordinary parameters of a module (its linear layers) on the cluster as well.
-* :class:`EmbeddingGroup` pulls all of these together, and pushes all their gradients together: one round trip a shard
-  for the forward pass of a whole model, one for its backward pass.
+* :class:`EmbeddingGroup` pulls all of these together, and pushes all their gradients together: one wait for the forward
+  pass of a whole model, one for its backward pass.
 
 The optimizer runs on the servers, once per distinct row and backward pass: these modules have no ``Parameter`` of their
 own, need no ``zero_grad()`` and no local ``optimizer.step()``. Gradients of repeated ids are summed first, as PyTorch
@@ -322,7 +322,7 @@ class DenseParameters:
 
 
 class EmbeddingGroup(nn.Module):
-    """Several embeddings pulled in one round trip a shard, and their gradients pushed in one.
+    """Several embeddings pulled at the same time, and their gradients pushed together: tables share messages.
 
     Args:
         embeddings: name -> :class:`Embedding` or :class:`EmbeddingBag`, all of one cluster.

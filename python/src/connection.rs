@@ -1,0 +1,275 @@
+//! A connection to a cluster: every operation of the Python package ends here.
+//!
+//! Arrays are borrowed for the length of a call, through numpy's own bookkeeping of borrows: two calls may read one array
+//! at the same time, and none may write to an array in use.
+//!
+//! Not here: shapes and argument checks (python/evershard/table.py).
+
+use std::time::Duration;
+
+use evershard::{Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, Table};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::definitions::{self, Kind};
+use crate::errors::{InvalidArgument, Unavailable, exception};
+use crate::pending::PendingPush;
+use crate::process_bound::ProcessBound;
+use crate::routing;
+use crate::runtime::wait;
+use crate::table_handle::TableHandle;
+
+type Ids<'py> = PyReadonlyArray1<'py, u64>;
+type Floats<'py> = PyReadonlyArray1<'py, f32>;
+type Rows<'py> = Bound<'py, PyArray1<f32>>;
+type Exists<'py> = Bound<'py, PyArray1<bool>>;
+
+/// The client of one Python `Cluster` in one process.
+#[pyclass(frozen, module = "evershard._evershard")]
+#[derive(Debug)]
+pub(crate) struct Connection {
+    client: ProcessBound<Client>,
+}
+
+impl Connection {
+    /// Runs an operation of the client with the GIL released.
+    fn run<F, T>(&self, py: Python<'_>, operation: F) -> PyResult<T>
+    where
+        F: Future<Output = Result<T, Error>> + Send,
+        T: Send,
+    {
+        wait(py, operation)?.map_err(|error| exception(py, error))
+    }
+}
+
+#[pymethods]
+impl Connection {
+    #[new]
+    #[pyo3(signature = (endpoints, timeout = 30.0, connect_timeout = 10.0))]
+    fn connect(py: Python<'_>, endpoints: Vec<String>, timeout: f64, connect_timeout: f64) -> PyResult<Self> {
+        let options = ClientOptions { deadline: seconds("timeout", timeout)?, ..ClientOptions::default() };
+        let limit = seconds("connect_timeout", connect_timeout)?;
+        let addresses = endpoints.join(",");
+        let connected = wait(py, tokio_timeout(limit, Client::connect(&addresses, options)))?;
+        match connected {
+            Some(Ok(client)) => Ok(Connection { client: ProcessBound::new(client) }),
+            Some(Err(error)) => Err(exception(py, error)),
+            None => {
+                Err(Unavailable::new_err(format!("no node answered within {limit:.1?}; tried {addresses}")))
+            }
+        }
+    }
+
+    #[pyo3(signature = (name, dim, optimizer, initializer))]
+    fn create_table(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dim: i64,
+        optimizer: Option<Kind>,
+        initializer: Option<Kind>,
+    ) -> PyResult<TableHandle> {
+        let dim = u32::try_from(dim)
+            .map_err(|_| InvalidArgument::new_err(format!("table {name:?}: dim cannot be {dim}")))?;
+        let definition = definitions::sparse(name, dim, optimizer.as_ref(), initializer.as_ref())?;
+        let client = self.client.get()?;
+        self.run(py, client.create_table(definition)).map(TableHandle::new)
+    }
+
+    fn table(&self, py: Python<'_>, name: &str) -> PyResult<TableHandle> {
+        let client = self.client.get()?;
+        self.run(py, client.table(name)).map(TableHandle::new)
+    }
+
+    fn drop_table(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let client = self.client.get()?;
+        self.run(py, client.drop_table(name))
+    }
+
+    /// Rows into `out`, or into a new array; and which exist, when asked.
+    #[pyo3(signature = (table, ids, out, want_exists, consistency, node))]
+    #[allow(clippy::too_many_arguments)] // As Python calls it.
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        table: &TableHandle,
+        ids: Ids<'py>,
+        out: Option<Rows<'py>>,
+        want_exists: bool,
+        consistency: &str,
+        node: Option<u64>,
+    ) -> PyResult<(Rows<'py>, Option<Exists<'py>>)> {
+        let consistency = match consistency {
+            "leader" => Consistency::Leader,
+            "any" => Consistency::Any,
+            other => {
+                return Err(InvalidArgument::new_err(format!(
+                    "consistency is 'leader' or 'any', not {other:?}"
+                )));
+            }
+        };
+        let table = table.table()?;
+        let ids = ids.as_slice()?;
+        let rows = match out {
+            Some(out) => out,
+            None => PyArray1::zeros(py, ids.len() * table.dim(), false),
+        };
+        let mut target = rows.try_readwrite()?;
+        let options = PullOptions { consistency, want_exists, node };
+        let info = self.run(py, table.pull_with(ids, options, target.as_slice_mut()?))?;
+        drop(target);
+        let exists = want_exists
+            .then(|| PyArray1::from_vec(py, info.exists.into_iter().map(|byte| byte != 0).collect()));
+        Ok((rows, exists))
+    }
+
+    /// Rows of several tables; all requests travel at the same time.
+    fn pull_many<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Vec<(Py<TableHandle>, Ids<'py>)>,
+    ) -> PyResult<Vec<Rows<'py>>> {
+        let client = self.client.get()?;
+        let mut results = Vec::with_capacity(requests.len());
+        for (table, ids) in &requests {
+            results.push(PyArray1::zeros(py, ids.len()? * table.get().table()?.dim(), false));
+        }
+        let mut targets: Vec<PyReadwriteArray1<'py, f32>> =
+            results.iter().map(|rows| rows.readwrite()).collect();
+        let mut pulls: Vec<(&Table, &[u64], &mut [f32])> = Vec::with_capacity(requests.len());
+        for ((table, ids), target) in requests.iter().zip(&mut targets) {
+            pulls.push((table.get().table()?, ids.as_slice()?, target.as_slice_mut()?));
+        }
+        self.run(py, client.pull_many(&mut pulls))?;
+        drop(targets);
+        Ok(results)
+    }
+
+    /// Gradients of several tables, no table twice; waits for the quorum.
+    #[pyo3(signature = (items, lr))]
+    fn push_many<'py>(
+        &self,
+        py: Python<'py>,
+        items: Vec<(Py<TableHandle>, Ids<'py>, Floats<'py>)>,
+        lr: Option<f32>,
+    ) -> PyResult<()> {
+        let handle = self.begin(py, &items, lr)?;
+        self.run(py, handle.wait()).map(|_| ())
+    }
+
+    /// The same in groups of one learning rate each, without waiting.
+    #[allow(clippy::type_complexity)] // As Python calls it.
+    fn push_begin<'py>(
+        &self,
+        py: Python<'py>,
+        groups: Vec<(Vec<(Py<TableHandle>, Ids<'py>, Floats<'py>)>, Option<f32>)>,
+    ) -> PyResult<PendingPush> {
+        let mut handles = Vec::with_capacity(groups.len());
+        for (items, lr) in &groups {
+            handles.push(self.begin(py, items, *lr)?);
+        }
+        PendingPush::new(handles)
+    }
+
+    /// The rows as they were, then the push.
+    fn push_pull<'py>(
+        &self,
+        py: Python<'py>,
+        table: &TableHandle,
+        ids: Ids<'py>,
+        grads: Floats<'py>,
+        lr: Option<f32>,
+    ) -> PyResult<Rows<'py>> {
+        let table = table.table()?;
+        let (ids, grads) = (ids.as_slice()?, grads.as_slice()?);
+        let rows = PyArray1::zeros(py, ids.len() * table.dim(), false);
+        let mut target = rows.readwrite();
+        let out = target.as_slice_mut()?;
+        self.run(py, async move {
+            table.pull(ids, out).await?;
+            table.push_with(ids, grads, PushOptions { lr, ..PushOptions::default() }).await
+        })?;
+        drop(target);
+        Ok(rows)
+    }
+
+    fn assign<'py>(
+        &self,
+        py: Python<'py>,
+        table: &TableHandle,
+        ids: Ids<'py>,
+        values: Floats<'py>,
+    ) -> PyResult<()> {
+        let table = table.table()?;
+        self.run(py, table.assign(ids.as_slice()?, values.as_slice()?)).map(|_| ())
+    }
+
+    fn add<'py>(
+        &self,
+        py: Python<'py>,
+        table: &TableHandle,
+        ids: Ids<'py>,
+        values: Floats<'py>,
+    ) -> PyResult<()> {
+        let table = table.table()?;
+        self.run(py, table.add(ids.as_slice()?, values.as_slice()?)).map(|_| ())
+    }
+
+    fn remove<'py>(&self, py: Python<'py>, table: &TableHandle, ids: Ids<'py>) -> PyResult<()> {
+        let table = table.table()?;
+        self.run(py, table.remove(ids.as_slice()?)).map(|_| ())
+    }
+
+    fn routing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let client = self.client.get()?;
+        let routing = self.run(py, client.routing())?;
+        routing::describe(py, &routing)
+    }
+
+    #[pyo3(signature = (reset_gap = false))]
+    fn stats<'py>(&self, py: Python<'py>, reset_gap: bool) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.client.get()?.stats(reset_gap);
+        let all = PyDict::new(py);
+        all.set_item("messages_acked", stats.messages_acked)?;
+        all.set_item("rows_pushed", stats.rows_pushed)?;
+        all.set_item("rows_pulled", stats.rows_pulled)?;
+        all.set_item("retries", stats.retries)?;
+        all.set_item("longest_gap_us", stats.longest_gap_us)?;
+        Ok(all)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let client = self.client.get()?;
+        wait(py, client.close())
+    }
+}
+
+impl Connection {
+    fn begin<'py>(
+        &self,
+        py: Python<'py>,
+        items: &[(Py<TableHandle>, Ids<'py>, Floats<'py>)],
+        lr: Option<f32>,
+    ) -> PyResult<PushHandle> {
+        let client = self.client.get()?;
+        let mut pushes: Vec<(&Table, &[u64], &[f32])> = Vec::with_capacity(items.len());
+        for (table, ids, grads) in items {
+            pushes.push((table.get().table()?, ids.as_slice()?, grads.as_slice()?));
+        }
+        self.run(py, client.push_many_begin(&pushes, PushOptions { lr, ..PushOptions::default() }))
+    }
+}
+
+async fn tokio_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+    tokio::time::timeout(limit, future).await.ok()
+}
+
+fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    match Duration::try_from_secs_f64(value) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => {
+            Err(InvalidArgument::new_err(format!("{name} must be a positive number of seconds, not {value}")))
+        }
+    }
+}
