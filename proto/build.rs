@@ -2,8 +2,12 @@
 
 use std::path::PathBuf;
 
-const FILES: [&str; 4] =
-    ["evershard/v1/parameter.proto", "evershard/v1/admin.proto", "evershard/v1/raft.proto", "evershard/v1/command.proto"];
+const FILES: [&str; 4] = [
+    "evershard/v1/parameter.proto",
+    "evershard/v1/admin.proto",
+    "evershard/v1/raft.proto",
+    "evershard/v1/command.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=evershard");

@@ -1,17 +1,18 @@
-//! A small file that is always replaced as a whole: a magic, a version, a length, a crc32, and a body.
+//! A small checksummed file that is always replaced as a whole: a magic, a version, a length, a crc32, and a body.
 //!
 //! ```text
 //! magic 8 bytes | version u32 | body length u32 | crc32 of the body u32 | reserved u32 = 0 | body
 //! ```
 //!
 //! Invariant: after [`write()`] returned, a crash at any moment leaves either the new file or a newer one; before it
-//! returned, the old one or the new one. Never a mix: written beside, synced, renamed, and the directory synced.
+//! returned, the old one or the new one. Never a mix.
 //!
-//! Not here: what the body means.
+//! Not here: what the body means; replacing a file atomically (`evershard_storage::disk`).
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use evershard_storage::disk::{RealDisk, read_whole, write_durably};
 
 const HEADER_BYTES: usize = 24;
 /// A body is at most this long: a length read from disk never takes more memory than that.
@@ -44,27 +45,14 @@ pub enum DurableFileError {
 /// [`DurableFileError::Io`]; the old file is still there, or the new one is.
 pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(), DurableFileError> {
     let io = |source| DurableFileError::Io { path: path.to_path_buf(), source };
-    let part = path.with_extension("part");
-    let mut header = Vec::with_capacity(HEADER_BYTES + body.len());
-    header.extend_from_slice(&magic);
-    header.extend_from_slice(&version.to_le_bytes());
-    header.extend_from_slice(&(body.len() as u32).to_le_bytes());
-    header.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
-    header.extend_from_slice(&0u32.to_le_bytes());
-    header.extend_from_slice(body);
-    let mut file = File::create(&part).map_err(io)?;
-    file.write_all(&header).map_err(io)?;
-    file.sync_all().map_err(io)?;
-    fs::rename(&part, path).map_err(io)?;
-    sync_directory(path.parent().unwrap_or(Path::new("."))).map_err(io)
-}
-
-/// Makes names in a directory durable.
-///
-/// # Errors
-/// What the disk said.
-pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    let length = u32::try_from(body.len()).map_err(|_| io(io::ErrorKind::FileTooLarge.into()))?;
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+    bytes.extend_from_slice(&magic);
+    for word in [version, length, crc32fast::hash(body), 0] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.extend_from_slice(body);
+    write_durably(&RealDisk, path, &bytes).map_err(io)
 }
 
 /// Reads what [`write()`] wrote; `None` when there is no such file.
@@ -72,21 +60,17 @@ pub fn sync_directory(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// [`DurableFileError::Corrupt`] names what does not fit.
 pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>, DurableFileError> {
-    let io = |source| DurableFileError::Io { path: path.to_path_buf(), source };
     let corrupt = |what: String| DurableFileError::Corrupt { path: path.to_path_buf(), what };
-    let mut file = match File::open(path) {
-        Ok(file) => file,
+    let mut bytes = match read_whole(&RealDisk, path, BODY_BYTES_MAX) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(io(error)),
+        Err(source) => return Err(DurableFileError::Io { path: path.to_path_buf(), source }),
     };
-    let length = file.metadata().map_err(io)?.len();
-    if length < HEADER_BYTES as u64 || length > BODY_BYTES_MAX {
-        return Err(corrupt(format!("it has {length} bytes")));
+    if bytes.len() < HEADER_BYTES {
+        return Err(corrupt(format!("it has {} bytes, less than its header", bytes.len())));
     }
-    let mut bytes = Vec::with_capacity(length as usize);
-    file.read_to_end(&mut bytes).map_err(io)?;
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    if bytes.len() < HEADER_BYTES || bytes[..8] != magic {
+    if bytes[..8] != magic {
         return Err(corrupt(format!("its magic is not {:?}", String::from_utf8_lossy(&magic))));
     }
     if word(8) != version {
@@ -99,11 +83,17 @@ pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>
     if word(16) != crc32fast::hash(body) {
         return Err(corrupt("the checksum does not match".into()));
     }
-    Ok(Some(body.to_vec()))
+    if word(20) != 0 {
+        return Err(corrupt("its reserved word is not zero".into()));
+    }
+    bytes.drain(..HEADER_BYTES);
+    Ok(Some(bytes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const MAGIC: [u8; 8] = *b"EVTESTS\0";
@@ -120,12 +110,21 @@ mod tests {
     }
 
     #[test]
+    fn the_format_is_as_it_was() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let path = directory.path().join("file");
+        write(&path, MAGIC, 1, b"body").expect("write");
+        let golden = b"EVTESTS\0\x01\0\0\0\x04\0\0\0\xb2\x0b\xa8\xdb\0\0\0\0body";
+        assert_eq!(fs::read(&path).expect("read"), golden);
+    }
+
+    #[test]
     fn any_changed_byte_and_any_cut_is_noticed() {
         let directory = tempfile::tempdir().expect("tempdir");
         let path = directory.path().join("file");
         write(&path, MAGIC, 1, b"some body").expect("write");
         let good = fs::read(&path).expect("read");
-        for at in (0..good.len()).filter(|at| !(20..24).contains(at)) {
+        for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
             fs::write(&path, &bad).expect("write");

@@ -13,5 +13,6 @@ pub mod shard_command;
 pub mod v1 {
     tonic::include_proto!("evershard.v1");
     /// The encoded file descriptors, for gRPC reflection.
-    pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/evershard_descriptors.bin"));
+    pub const FILE_DESCRIPTORS: &[u8] =
+        include_bytes!(concat!(env!("OUT_DIR"), "/evershard_descriptors.bin"));
 }

@@ -104,7 +104,9 @@ impl ShardCommand {
     pub fn decode(bytes: &[u8]) -> Result<Self, ShardCommandError> {
         let (kind, version) = match bytes {
             [kind, version, ..] => (*kind, *version),
-            _ => return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() }),
+            _ => {
+                return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
+            }
         };
         if !(KIND_SCHEMA..=KIND_SESSIONS).contains(&kind) || version != SHARD_COMMAND_VERSION {
             return Err(ShardCommandError::Unknown { kind, version });
@@ -126,7 +128,9 @@ impl ShardCommand {
                 let table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
-            KIND_SCRUB => Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? }),
+            KIND_SCRUB => {
+                Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? })
+            }
             _ => {
                 let floor = word(0).ok_or_else(|| malformed("cut short"))?;
                 if body.len() % 8 != 0 {
@@ -164,7 +168,10 @@ mod tests {
     fn another_version_is_unknown_not_malformed() {
         let mut bytes = ShardCommand::Scrub { scrub_id: 5 }.encode().to_vec();
         bytes[1] = 2;
-        assert_eq!(ShardCommand::decode(&bytes), Err(ShardCommandError::Unknown { kind: KIND_SCRUB, version: 2 }));
+        assert_eq!(
+            ShardCommand::decode(&bytes),
+            Err(ShardCommandError::Unknown { kind: KIND_SCRUB, version: 2 })
+        );
     }
 
     proptest! {

@@ -39,13 +39,15 @@ impl Node {
             .filter(|(_, r)| r.node == request.node && r.created)
             .map(|(group, r)| (group, r.replica))
             .collect();
-        let held = |(_, replica): &(u64, u64)| request.held.iter().any(|h| h.replica == *replica && !h.quarantined);
+        let held =
+            |(_, replica): &(u64, u64)| request.held.iter().any(|h| h.replica == *replica && !h.quarantined);
         if placed.iter().all(held) {
             return Ok(());
         }
         let mut client = self.peers.admin(&request.address)?;
         let asked = GetNodeStatusRequest { with_digest: false, scrub_id: 0 };
-        let status = client.get_node_status(asked).await.map_err(|s| RequestError::from_status(&s))?.into_inner();
+        let status =
+            client.get_node_status(asked).await.map_err(|s| RequestError::from_status(&s))?.into_inner();
         if status.node != request.node {
             let what = format!("{} is node {}, not {}", request.address, status.node, request.node);
             return Err(RequestError::new(ErrorKind::Conflict, what));

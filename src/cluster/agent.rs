@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::{
-    GetNodeStatusRequest, GroupPlacement, HeldReplica, JoinRequest, MarkReplicaCreated, MetaState, ReplicaPlacement,
-    meta_command::Command,
+    GetNodeStatusRequest, GroupPlacement, HeldReplica, JoinRequest, MarkReplicaCreated, MetaState,
+    ReplicaPlacement, meta_command::Command,
 };
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -195,7 +195,8 @@ impl Node {
     ) -> Result<(), super::error::NodeError> {
         match known {
             Some(known) if placed.created => {
-                let quarantined = self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
+                let quarantined =
+                    self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
                 if !quarantined && self.replicas.raft(known.group).is_none() {
                     self.start_replica(known).await?;
                 }
@@ -220,8 +221,10 @@ impl Node {
     }
 
     async fn mark_created(self: &Arc<Self>, replica: ListedReplica) {
-        let mark =
-            Command::MarkReplicaCreated(MarkReplicaCreated { group: replica.group, replica: replica.replica });
+        let mark = Command::MarkReplicaCreated(MarkReplicaCreated {
+            group: replica.group,
+            replica: replica.replica,
+        });
         let deadline = Instant::now() + Duration::from_secs(2);
         if let Err(error) = self.propose_meta(mark, deadline).await {
             tracing::debug!(group = replica.group, replica = replica.replica, %error, "not marked as created yet");
@@ -259,7 +262,9 @@ impl Node {
         match flushed {
             Ok(Ok(true)) => meta.raft.flushed(),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the meta group's state is not flushed; its log is kept"),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the meta group's state is not flushed; its log is kept")
+            }
             Err(error) => tracing::error!(%error, "the meta group's flush panicked"),
         }
     }
@@ -270,7 +275,10 @@ impl Node {
             return Some("no cluster yet".into());
         }
         if let Some(found) = self.replicas.quarantined().first() {
-            return Some(format!("the replica of group {} is quarantined: {}", found.listed.group, found.reason));
+            return Some(format!(
+                "the replica of group {} is quarantined: {}",
+                found.listed.group, found.reason
+            ));
         }
         for group in &state.groups {
             if group.replicas.iter().all(|r| r.node != self.config.node_id) {
@@ -282,7 +290,8 @@ impl Node {
             if raft.leadership().leader.is_none() {
                 return Some(format!("group {} has no leader", group.group));
             }
-            if group.group != META_GROUP && self.replicas.shard(group.group).is_ok_and(|r| !r.machine.ready()) {
+            if group.group != META_GROUP && self.replicas.shard(group.group).is_ok_and(|r| !r.machine.ready())
+            {
                 return Some(format!("the replica of group {} is replaying its log", group.group));
             }
         }
@@ -298,8 +307,10 @@ impl Node {
                 metrics::gauge!(metric::REPLICA_ROLE, "shard" => shard.clone(), "role" => known).set(value);
             }
             let status = replica.machine.status();
-            metrics::gauge!(metric::REPLICA_APPLIED_INDEX, "shard" => shard.clone()).set(status.applied as f64);
-            metrics::gauge!(metric::REPLICA_FLUSHED_INDEX, "shard" => shard.clone()).set(status.flushed as f64);
+            metrics::gauge!(metric::REPLICA_APPLIED_INDEX, "shard" => shard.clone())
+                .set(status.applied as f64);
+            metrics::gauge!(metric::REPLICA_FLUSHED_INDEX, "shard" => shard.clone())
+                .set(status.flushed as f64);
             let rows: u64 = status.tables.iter().map(|t| t.rows).sum();
             metrics::gauge!(metric::REPLICA_ROWS, "shard" => shard).set(rows as f64);
         }

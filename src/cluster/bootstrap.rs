@@ -47,7 +47,10 @@ impl Node {
         let deadline = Instant::now() + DEADLINE;
         let existing = self.meta_state().cluster_id.clone();
         if !existing.is_empty() {
-            return Err(RequestError::new(ErrorKind::Conflict, format!("the cluster exists already: {existing}")));
+            return Err(RequestError::new(
+                ErrorKind::Conflict,
+                format!("the cluster exists already: {existing}"),
+            ));
         }
         // Asked again after a crash half-way: the id this node has is gone on with.
         let mut cluster_id = self.cluster_id();
@@ -65,10 +68,9 @@ impl Node {
             self.make_meta_replica(&cluster_id, node, placed.replica).await?;
             members.insert(placed.replica, Peer { node: node.id, address: node.address.clone() });
         }
-        let meta = self
-            .replicas
-            .meta()
-            .ok_or_else(|| RequestError::new(ErrorKind::Unavailable, "the meta group did not start on this node"))?;
+        let meta = self.replicas.meta().ok_or_else(|| {
+            RequestError::new(ErrorKind::Unavailable, "the meta group did not start on this node")
+        })?;
         if !meta.raft.is_initialized() {
             meta.raft.initialize(members).await.map_err(|e| RequestError::from_group(META_GROUP, &e))?;
         }

@@ -22,7 +22,9 @@ pub enum NodeError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The data directory has an identity and replicas, but its log is gone.
-    #[error("{path} holds replicas, but its log is gone: the node would forget acknowledged pushes; wipe the data directory so that its replicas are rebuilt from their peers")]
+    #[error(
+        "{path} holds replicas, but its log is gone: the node would forget acknowledged pushes; wipe the data directory so that its replicas are rebuilt from their peers"
+    )]
     LogGone {
         /// The data directory.
         path: std::path::PathBuf,
@@ -58,7 +60,9 @@ pub enum NodeError {
         asked: u64,
     },
     /// The node does not belong to a cluster yet.
-    #[error("node {node} does not belong to a cluster yet: run `evershardctl cluster init` or start it with --peers")]
+    #[error(
+        "node {node} does not belong to a cluster yet: run `evershardctl cluster init` or start it with --peers"
+    )]
     NoCluster {
         /// This node.
         node: u64,

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evershard_proto::v1::{FinishReplacement, GroupPlacement, MetaState, ReplicaPlacement, meta_command::Command};
+use evershard_proto::v1::{
+    FinishReplacement, GroupPlacement, MetaState, ReplicaPlacement, meta_command::Command,
+};
 use evershard_raft::{Group, GroupError, Members, Peer};
 
 use super::node::Node;
@@ -55,7 +57,12 @@ impl Node {
                 raft.add_learner(new, peer).await?;
             } else if raft.lag(new).is_some_and(|lag| lag <= CAUGHT_UP_LAG) {
                 let voters = voters_with(placement, replacement, &members);
-                tracing::info!(group = placement.group, replica = new, ?voters, "the learner caught up and votes");
+                tracing::info!(
+                    group = placement.group,
+                    replica = new,
+                    ?voters,
+                    "the learner caught up and votes"
+                );
                 raft.change_membership(voters).await?;
             }
         }
@@ -67,7 +74,9 @@ impl Node {
         let deadline = Instant::now() + Duration::from_secs(5);
         match self.propose_meta(finish, deadline).await {
             Ok(_) => tracing::info!(group, replica = old, "a lost replica is replaced"),
-            Err(error) => tracing::warn!(group, replica = old, %error, "a replacement is still to be recorded"),
+            Err(error) => {
+                tracing::warn!(group, replica = old, %error, "a replacement is still to be recorded")
+            }
         }
     }
 
@@ -105,7 +114,8 @@ fn voters_with(
     members: &Members,
 ) -> BTreeSet<u64> {
     let votes = |r: &&ReplicaPlacement| {
-        let pending = r.replaces != 0 && r.replica != replacement.replica && !members.voters.contains_key(&r.replica);
+        let pending =
+            r.replaces != 0 && r.replica != replacement.replica && !members.voters.contains_key(&r.replica);
         r.replica != replacement.replaces && !pending
     };
     placement.replicas.iter().filter(votes).map(|r| r.replica).collect()

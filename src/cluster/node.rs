@@ -28,12 +28,15 @@ use super::sessions::Leases;
 use crate::config::{Durability, ServerConfig};
 use crate::flush::Flusher;
 use crate::routing::Leaders;
-use crate::shard::Scrubber;
 use crate::service::{LateRaftService, RequestError};
+use crate::shard::Scrubber;
 use crate::telemetry::Readiness;
 
 /// A node not heard of for this long is shown as down.
 const HEARD_WITHIN: Duration = Duration::from_millis(3500);
+
+/// A leader stops answering from its lease this part of the lease early: far more than two clocks drift apart in it.
+const LEASE_MARGIN_PART: u64 = 10;
 
 /// The raft crate's service, which comes when the cluster is known.
 pub type LanesDoor = LateRaftService<evershard_raft::PeerService>;
@@ -90,16 +93,27 @@ impl Node {
             return Err(NodeError::LogGone { path: data.clone() });
         }
         if recovery.torn_bytes > 0 {
-            tracing::info!(bytes = recovery.torn_bytes, "cut a torn tail off the log: nothing acknowledged was in it");
+            tracing::info!(
+                bytes = recovery.torn_bytes,
+                "cut a torn tail off the log: nothing acknowledged was in it"
+            );
+        }
+        if recovery.boot_changed {
+            tracing::error!(
+                "the system went down while this node ran with durability = memory: what it acknowledged may be gone, and \
+                 its replicas are quarantined until their groups replace them"
+            );
+        }
+        for damage in &recovery.damage {
+            // Every replica that the damage may have hit is quarantined: those the log still names, and below, in
+            // `start_replica`, those it does not name any more.
+            tracing::error!(log = %data.join("log").display(), damage, "the log is damaged");
         }
         let rocks = RocksShared::new(RocksOptions::default())?;
-        let flusher = Flusher::start(
-            Duration::from_millis(config.flush_interval_ms),
-            config.flush_dirty_bytes,
-        )
-        .map_err(|source| NodeError::Io { path: data.clone(), source })?;
-        let scrubber =
-            Scrubber::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        let flusher =
+            Flusher::start(Duration::from_millis(config.flush_interval_ms), config.flush_dirty_bytes)
+                .map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        let scrubber = Scrubber::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let node = Arc::new(Node {
             replicas: Arc::new(Replicas::default()),
             peers: PeerClients::default(),
@@ -166,6 +180,7 @@ impl Node {
             heartbeat: Duration::from_millis(config.heartbeat_ms),
             election_min: Duration::from_millis(config.election_min_ms),
             election_max: Duration::from_millis(config.election_max_ms),
+            lease_margin: Duration::from_millis(config.election_max_ms / LEASE_MARGIN_PART),
             ..RaftTiming::default()
         };
         options.limits = RaftLimits {
@@ -233,7 +248,8 @@ impl Node {
     /// Whether this node hears of `node`: it is this one, or leads or was lately heard of in a group here.
     #[must_use]
     pub fn hears_of(&self, node: u64) -> bool {
-        node == self.config.node_id || self.heard.lock().get(&node).is_some_and(|at| at.elapsed() < HEARD_WITHIN)
+        node == self.config.node_id
+            || self.heard.lock().get(&node).is_some_and(|at| at.elapsed() < HEARD_WITHIN)
     }
 
     pub(super) fn hear(&self, node: u64) {

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{ErrorKind, MetaCommand, MetaOutcome, ProposeRequest, meta_command::Command};
 use prost::Message;
 
 use super::node::Node;
 use crate::meta::state::{META_GROUP, find_group};
+use crate::model::CommandOutcome;
 use crate::service::RequestError;
 
 const PAUSE: Duration = Duration::from_millis(25);
@@ -23,7 +25,12 @@ impl Node {
     ///
     /// # Errors
     /// UNAVAILABLE when no leader took it in time, naming the last reason.
-    pub async fn propose(&self, group: u64, command: Bytes, deadline: Instant) -> Result<Bytes, RequestError> {
+    pub async fn propose(
+        &self,
+        group: u64,
+        command: Bytes,
+        deadline: Instant,
+    ) -> Result<Bytes, RequestError> {
         let mut hint: Option<String> = None;
         let mut next = 0;
         loop {
@@ -33,7 +40,10 @@ impl Node {
             };
             if !matches!(
                 last.kind(),
-                ErrorKind::NotLeader | ErrorKind::Unavailable | ErrorKind::UnknownGroup | ErrorKind::Exhausted
+                ErrorKind::NotLeader
+                    | ErrorKind::Unavailable
+                    | ErrorKind::UnknownGroup
+                    | ErrorKind::Exhausted
             ) {
                 return Err(last);
             }
@@ -59,7 +69,8 @@ impl Node {
         {
             return self.propose_here(group, command.clone()).await;
         }
-        let known = hint.or_else(|| local.and_then(|raft| raft.leadership().leader).map(|(_, peer)| peer.address));
+        let known =
+            hint.or_else(|| local.and_then(|raft| raft.leadership().leader).map(|(_, peer)| peer.address));
         let address = known.or_else(|| {
             // Nobody known: the replicas in turn.
             let others = self.addresses_of_group(group);
@@ -98,6 +109,38 @@ impl Node {
         let Some(placement) = find_group(&state, group) else { return self.config.peers.clone() };
         let on = placement.replicas.iter().map(|r| r.node);
         on.filter_map(|node| state.nodes.iter().find(|n| n.id == node)).map(|n| n.address.clone()).collect()
+    }
+
+    /// Proposes a command other than a push to a shard, and reads what became of it.
+    ///
+    /// # Errors
+    /// CONFLICT, INVALID or INTERNAL when the shard refused it, UNAVAILABLE when it took none in time.
+    pub(super) async fn propose_to_shard(
+        &self,
+        group: u64,
+        command: &ShardCommand,
+        deadline: Instant,
+    ) -> Result<(), RequestError> {
+        let answer = self.propose(group, command.encode(), deadline).await?;
+        let refused = |kind, what: String| Err(RequestError::new(kind, what).in_group(group));
+        match CommandOutcome::decode(&answer) {
+            Ok(CommandOutcome::Done) => Ok(()),
+            Ok(CommandOutcome::Conflict { table }) => refused(
+                ErrorKind::Conflict,
+                format!("group {group} has table {table} with another definition"),
+            ),
+            Ok(CommandOutcome::Dropped { table }) => {
+                refused(ErrorKind::UnknownTable, format!("table {table} was dropped in group {group}"))
+            }
+            Ok(CommandOutcome::Invalid { table }) => refused(
+                ErrorKind::Invalid,
+                format!("group {group} takes no such definition for table {table}"),
+            ),
+            Ok(CommandOutcome::Malformed) => {
+                refused(ErrorKind::Internal, format!("group {group} could not read a command of this node"))
+            }
+            Err(error) => refused(ErrorKind::Internal, format!("the answer of group {group}: {error}")),
+        }
     }
 
     /// Proposes a meta command and gives its outcome.

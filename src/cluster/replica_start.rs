@@ -134,18 +134,14 @@ impl Node {
                 range: KeyRange { start: listed.range_start, end: listed.range_end },
                 scrub_waker: Some(node.scrubber.waker()),
             };
-            let (store, _) = ReplicaStore::open(
-                &node.directory_of(listed),
-                &node.store_identity(listed),
-                &node.rocks,
-            )?;
+            let (store, _) =
+                ReplicaStore::open(&node.directory_of(listed), &node.store_identity(listed), &node.rocks)?;
             let machine =
                 ShardMachine::open(options, store).map_err(|e| NodeError::Recovery(e.to_string()))?;
             Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
         })
         .await?;
-        let raft =
-            self.registry()?.open(listed.group, listed.replica, machine.clone(), log.clone()).await?;
+        let raft = self.registry()?.open(listed.group, listed.replica, machine.clone(), log.clone()).await?;
         let purge = raft.clone();
         let failing = self.clone();
         self.flusher.add(
@@ -156,7 +152,13 @@ impl Node {
         );
         self.scrubber.add(&machine);
         let reader = machine.reader();
-        self.replicas.add_shard(ShardReplica { listed, raft, machine, reader, door: SequenceDoor::default() });
+        self.replicas.add_shard(ShardReplica {
+            listed,
+            raft,
+            machine,
+            reader,
+            door: SequenceDoor::default(),
+        });
         Ok(())
     }
 

@@ -73,7 +73,9 @@ impl Replicas {
             return Ok(replica.clone());
         }
         let message = match self.quarantined.lock().get(&group) {
-            Some(found) => format!("the replica of group {group} on this node is quarantined: {}", found.reason),
+            Some(found) => {
+                format!("the replica of group {group} on this node is quarantined: {}", found.reason)
+            }
             None => format!("group {group} is not on this node"),
         };
         Err(RequestError::new(ErrorKind::UnknownGroup, message).in_group(group).retry_soon())

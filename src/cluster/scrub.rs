@@ -27,7 +27,11 @@ impl Node {
     ///
     /// # Errors
     /// UNAVAILABLE when a shard has no leader until the deadline.
-    pub async fn scrub(self: &Arc<Self>, shards: &[u32], deadline: Instant) -> Result<ScrubReply, RequestError> {
+    pub async fn scrub(
+        self: &Arc<Self>,
+        shards: &[u32],
+        deadline: Instant,
+    ) -> Result<ScrubReply, RequestError> {
         let state = self.meta_state();
         let wanted: Vec<&GroupPlacement> = state
             .groups
@@ -35,8 +39,8 @@ impl Node {
             .filter(|g| g.shard != META_SHARD && (shards.is_empty() || shards.contains(&g.shard)))
             .collect();
         let scrub_id = (uuid::Uuid::new_v4().as_u128() as u64).max(1);
-        let entry = ShardCommand::Scrub { scrub_id }.encode();
-        let proposals = wanted.iter().map(|g| self.propose(g.group, entry.clone(), deadline));
+        let entry = ShardCommand::Scrub { scrub_id };
+        let proposals = wanted.iter().map(|g| self.propose_to_shard(g.group, &entry, deadline));
         try_join_all(proposals).await?;
         let mut found = self.collect(&state, &wanted, scrub_id).await;
         while found.iter().any(|s| !s.problem.is_empty()) && Instant::now() + PAUSE < deadline {
@@ -64,7 +68,12 @@ impl Node {
         wanted.iter().map(|group| compare(group, &answers)).collect()
     }
 
-    async fn ask_status(self: &Arc<Self>, id: u64, address: &str, scrub_id: u64) -> Result<NodeStatus, RequestError> {
+    async fn ask_status(
+        self: &Arc<Self>,
+        id: u64,
+        address: &str,
+        scrub_id: u64,
+    ) -> Result<NodeStatus, RequestError> {
         let request = GetNodeStatusRequest { with_digest: false, scrub_id };
         if id == self.config.node_id {
             let node = self.clone();
@@ -97,7 +106,10 @@ fn compare(group: &GroupPlacement, answers: &[(u64, Result<NodeStatus, RequestEr
         };
         match status.replicas.iter().find(|r| r.replica == placed.replica) {
             Some(replica) if replica.role == "quarantined" => {
-                problems.push(format!("its replica on node {node} is quarantined: {}", replica.quarantine_reason));
+                problems.push(format!(
+                    "its replica on node {node} is quarantined: {}",
+                    replica.quarantine_reason
+                ));
             }
             Some(replica) if replica.digest == "skipped" => {
                 problems.push(format!("its replica on node {node} was still replaying"));
@@ -126,7 +138,8 @@ mod tests {
     use evershard_proto::v1::{ReplicaPlacement, ReplicaStatus};
 
     fn answer(node: u64, digest: &str) -> (u64, Result<NodeStatus, RequestError>) {
-        let replica = ReplicaStatus { replica: node, digest: digest.into(), digest_index: 9, ..Default::default() };
+        let replica =
+            ReplicaStatus { replica: node, digest: digest.into(), digest_index: 9, ..Default::default() };
         (node, Ok(NodeStatus { node, replicas: vec![replica], ..Default::default() }))
     }
 

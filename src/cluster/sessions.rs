@@ -70,7 +70,8 @@ impl Node {
             return Err(RequestError::not_leader(0, leadership.leader.as_ref()));
         }
         if !self.meta_state().sessions.iter().any(|s| s.session == session) {
-            let what = format!("session {session} has ended: the outcome of its unacknowledged pushes is unknown");
+            let what =
+                format!("session {session} has ended: the outcome of its unacknowledged pushes is unknown");
             return Err(RequestError::new(ErrorKind::SessionExpired, what));
         }
         self.leases.renew(leadership.term, session);
@@ -90,9 +91,9 @@ impl Node {
         let live: Vec<u64> =
             state.sessions.iter().map(|s| s.session).filter(|s| !expired.contains(s)).collect();
         // The shards first: a session is forgotten by the meta group only when no shard can take its pushes.
-        let entry = ShardCommand::Sessions { floor: state.next_session, live }.encode();
+        let entry = ShardCommand::Sessions { floor: state.next_session, live };
         for group in state.groups.iter().filter(|g| g.shard != META_SHARD) {
-            if let Err(error) = self.propose(group.group, entry.clone(), deadline).await {
+            if let Err(error) = self.propose_to_shard(group.group, &entry, deadline).await {
                 tracing::warn!(group = group.group, %error, "a shard was not told of ended sessions; tried again");
                 return;
             }

@@ -20,7 +20,11 @@ impl Node {
         for listed in self.listed() {
             if let Some(found) = quarantined.iter().find(|q| q.listed.replica == listed.replica) {
                 let quarantine_reason = found.reason.clone();
-                replicas.push(ReplicaStatus { role: "quarantined".into(), quarantine_reason, ..named(listed) });
+                replicas.push(ReplicaStatus {
+                    role: "quarantined".into(),
+                    quarantine_reason,
+                    ..named(listed)
+                });
             } else if let Some(shard) = shards.iter().find(|s| s.listed.replica == listed.replica) {
                 replicas.push(shard_status(shard, request));
             } else if let Some(meta) = self.replicas.meta().filter(|m| m.listed.replica == listed.replica) {

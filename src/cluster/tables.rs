@@ -34,10 +34,7 @@ impl Node {
         let deadline = Instant::now() + DEADLINE;
         TableSchema::new(0, &definition).map_err(|e| RequestError::new(e.kind(), e.to_string()))?;
         let create = Command::CreateTable(CreateTable { definition: Some(definition) });
-        let outcome = self.propose_meta(create, deadline).await.map_err(|e| {
-            // The definition was checked above: what the meta group still refuses is a conflict or a limit.
-            e
-        })?;
+        let outcome = self.propose_meta(create, deadline).await?;
         let table = outcome
             .table
             .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
@@ -73,10 +70,10 @@ impl Node {
         dropped: bool,
         deadline: Instant,
     ) -> Result<(), RequestError> {
-        let entry = ShardCommand::Schema { table: table.clone(), dropped }.encode();
+        let entry = ShardCommand::Schema { table: table.clone(), dropped };
         let state = self.meta_state();
         let shards = state.groups.iter().filter(|g| g.shard != META_SHARD);
-        try_join_all(shards.map(|g| self.propose(g.group, entry.clone(), deadline))).await?;
+        try_join_all(shards.map(|g| self.propose_to_shard(g.group, &entry, deadline))).await?;
         let activate = Command::ActivateTable(ActivateTable { number: table.number });
         self.propose_meta(activate, deadline).await?;
         self.wait_for_meta(deadline, |state| {

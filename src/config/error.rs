@@ -15,7 +15,9 @@ pub enum ConfigError {
     #[error("configuration: {0}")]
     Source(Box<figment::Error>),
     /// An environment variable that names no field.
-    #[error("configuration: unknown environment variable {name}: the fields are those of `evershard server --print-config`")]
+    #[error(
+        "configuration: unknown environment variable {name}: the fields are those of `evershard server --print-config`"
+    )]
     UnknownEnvironment {
         /// The variable.
         name: String,

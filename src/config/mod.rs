@@ -92,8 +92,8 @@ impl Default for ServerConfig {
             cluster_id: String::new(),
             durability: Durability::Fsync,
             heartbeat_ms: 50,
-            election_min_ms: 250,
-            election_max_ms: 500,
+            election_min_ms: 150,
+            election_max_ms: 300,
             log_segment_bytes: 64 << 20,
             log_cache_bytes: 256 << 20,
             log_retain_bytes: 64 << 20,
@@ -128,7 +128,10 @@ impl ServerConfig {
             return field("election_min_ms", format!("must be at least 3 x heartbeat_ms = {least}"));
         }
         if self.election_max_ms <= self.election_min_ms {
-            return field("election_max_ms", format!("must be above election_min_ms = {}", self.election_min_ms));
+            return field(
+                "election_max_ms",
+                format!("must be above election_min_ms = {}", self.election_min_ms),
+            );
         }
         if !(1 << 20..=4 << 30).contains(&self.log_segment_bytes) {
             return field("log_segment_bytes", "must be from 1 MiB to 4 GiB".into());
@@ -154,7 +157,8 @@ impl ServerConfig {
         if !self.insecure {
             for (name, address) in [("listen", self.listen), ("http", self.http)] {
                 if !address.ip().is_loopback() {
-                    let problem = format!("{address} is not loopback, and there is no TLS: add --insecure to allow it");
+                    let problem =
+                        format!("{address} is not loopback, and there is no TLS: add --insecure to allow it");
                     return field(name, problem);
                 }
             }

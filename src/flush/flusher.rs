@@ -6,12 +6,14 @@
 //!
 //! Invariants:
 //! - the thread is owned and joined; a replica that was removed is not flushed any more when `remove` returns;
-//! - a transient error is tried again, any other ends the replica's flushing and is reported once.
+//! - a transient error is tried again, a failed sync ends the process (design 14: nothing is durable after it), any other
+//!   error ends the replica's flushing and is reported once.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use evershard_storage::log::stop_process;
 use parking_lot::{Condvar, Mutex};
 
 use super::{DurableIndex, flush_replica};
@@ -231,6 +233,9 @@ impl Replica {
                 false
             }
             Err(error) => {
+                if let Some((path, error)) = error.failed_sync() {
+                    stop_process(path, error);
+                }
                 tracing::error!(%error, "the replica cannot be flushed any more");
                 (self.on_failed)(error.to_string());
                 true

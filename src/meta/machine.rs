@@ -37,7 +37,10 @@ impl MetaMachine {
     /// [`MetaRecordError`]: the file is damaged or unreadable; the replica must be quarantined.
     pub fn open(directory: &Path) -> Result<Self, MetaRecordError> {
         std::fs::create_dir_all(directory).map_err(|source| {
-            MetaRecordError::File(crate::durable_file::DurableFileError::Io { path: directory.into(), source })
+            MetaRecordError::File(crate::durable_file::DurableFileError::Io {
+                path: directory.into(),
+                source,
+            })
         })?;
         let record = MetaRecord::read(directory)?.unwrap_or_default();
         Ok(MetaMachine {
@@ -159,7 +162,8 @@ impl StateMachine for MetaMachine {
             .map_err(invalid)?
             .ok_or_else(|| SnapshotError::Invalid(format!("there is no {FILE_NAME} in it")))?;
         if received.mark.position != mark.position {
-            let what = format!("its state is of {:?}, announced was {:?}", received.mark.position, mark.position);
+            let what =
+                format!("its state is of {:?}, announced was {:?}", received.mark.position, mark.position);
             return Err(SnapshotError::Invalid(what));
         }
         received.mark = mark.clone();
@@ -219,7 +223,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("tempdir");
         let machine = MetaMachine::open(directory.path()).expect("open");
         let mut unknown = open_session(1, b"x");
-        unknown.content = EntryContent::Command { time_ms: 0, command: Bytes::from_static(&[0xfa, 0x3f, 0x00]) };
+        unknown.content =
+            EntryContent::Command { time_ms: 0, command: Bytes::from_static(&[0xfa, 0x3f, 0x00]) };
         assert!(machine.apply(&[unknown]).is_err());
         assert_eq!(machine.applied_index(), 0);
     }

@@ -66,8 +66,8 @@ impl MetaRecord {
             .ok_or_else(|| MetaRecordError::Malformed("the membership is cut short".into()))?;
         let position =
             (half(0) != 0).then(|| LogPosition { term: word(8), leader: word(16), index: word(24) });
-        let state =
-            MetaState::decode(&body[membership_end..]).map_err(|e| MetaRecordError::Malformed(e.to_string()))?;
+        let state = MetaState::decode(&body[membership_end..])
+            .map_err(|e| MetaRecordError::Malformed(e.to_string()))?;
         let mark = SnapshotMark { position, membership: Bytes::copy_from_slice(membership) };
         Ok(Some(MetaRecord { mark, state }))
     }

@@ -215,7 +215,12 @@ fn apply_finish_replacement(state: &mut MetaState, finish: &v1::FinishReplacemen
 /// The first entry of a cluster: the meta group on the first five nodes, the shards' key ranges equal, each shard's
 /// replicas on consecutive nodes.
 #[must_use]
-pub fn plan_cluster(cluster_id: String, nodes: Vec<v1::NodeAddress>, shards: u32, replicas: u32) -> v1::InitMeta {
+pub fn plan_cluster(
+    cluster_id: String,
+    nodes: Vec<v1::NodeAddress>,
+    shards: u32,
+    replicas: u32,
+) -> v1::InitMeta {
     let mut next_replica = 1;
     let mut place = |node: u64, created: bool| {
         let replica = ReplicaPlacement { replica: next_replica, node, created, replaces: 0 };
@@ -287,7 +292,8 @@ mod tests {
     #[test]
     fn replicas_of_a_shard_are_on_different_nodes_and_never_share_an_id() {
         let state = cluster(5, 7, 3);
-        let mut ids: Vec<u64> = state.groups.iter().flat_map(|g| g.replicas.iter().map(|r| r.replica)).collect();
+        let mut ids: Vec<u64> =
+            state.groups.iter().flat_map(|g| g.replicas.iter().map(|r| r.replica)).collect();
         let count = ids.len();
         ids.sort_unstable();
         ids.dedup();
@@ -304,8 +310,7 @@ mod tests {
     #[test]
     fn create_table_is_idempotent_and_conflicts_are_said() {
         let mut state = cluster(3, 2, 3);
-        let create =
-            |d: v1::TableDefinition| Command::CreateTable(v1::CreateTable { definition: Some(d) });
+        let create = |d: v1::TableDefinition| Command::CreateTable(v1::CreateTable { definition: Some(d) });
         let first = run(&mut state, create(definition("a", 4)));
         let again = run(&mut state, create(definition("a", 4)));
         assert_eq!(first.table, again.table);

@@ -60,6 +60,9 @@ mod tests {
         let table = routing_table(&state, &Leaders::from([(0, 1), (2, 3)]), |node| node != 2);
         assert_eq!(table.meta_leader_node, 1);
         assert_eq!(table.shards.iter().map(|s| s.leader_node).collect::<Vec<_>>(), vec![0, 3]);
-        assert_eq!(table.nodes.iter().map(|n| n.state.as_str()).collect::<Vec<_>>(), vec!["up", "down", "up"]);
+        assert_eq!(
+            table.nodes.iter().map(|n| n.state.as_str()).collect::<Vec<_>>(),
+            vec!["up", "down", "up"]
+        );
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use evershard_proto::v1::admin_service_server::AdminService;
 use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
-    InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest, RenewSessionReply,
-    RenewSessionRequest, Routing, ScrubReply, ScrubRequest, TableDescription, TransferLeaderReply,
-    TransferLeaderRequest,
+    InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
+    RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, TableDescription,
+    TransferLeaderReply, TransferLeaderRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -52,9 +52,11 @@ impl AdminDoor {
         self.node.require_cluster()?;
         let state = self.node.meta_state();
         let shard = request.shard;
-        let group = state.groups.iter().find(|g| g.shard == shard && g.shard != META_SHARD).ok_or_else(|| {
-            RequestError::new(ErrorKind::Invalid, format!("there is no shard {shard}"))
-        })?;
+        let group = state
+            .groups
+            .iter()
+            .find(|g| g.shard == shard && g.shard != META_SHARD)
+            .ok_or_else(|| RequestError::new(ErrorKind::Invalid, format!("there is no shard {shard}")))?;
         let to = group.replicas.iter().find(|r| r.node == request.to_node).ok_or_else(|| {
             let what = format!("shard {shard} has no replica on node {}", request.to_node);
             RequestError::new(ErrorKind::Invalid, what)
@@ -76,7 +78,8 @@ impl AdminDoor {
             }
             (None, _) => {
                 let on = group.replicas.iter().filter(|r| r.node != self.node.config.node_id).map(|r| r.node);
-                let address = on.filter_map(|n| state.nodes.iter().find(|d| d.id == n)).map(|n| &n.address).next();
+                let address =
+                    on.filter_map(|n| state.nodes.iter().find(|d| d.id == n)).map(|n| &n.address).next();
                 let address = address.ok_or_else(|| RequestError::not_leader(group.group, None))?;
                 let mut client = self.node.peers.admin(address)?;
                 match client.transfer_leader(request).await {
@@ -109,13 +112,17 @@ impl AdminService for AdminDoor {
         &self,
         request: Request<CreateTableRequest>,
     ) -> Result<Response<TableDescription>, Status> {
-        let definition = request.into_inner().definition.ok_or_else(|| {
-            RequestError::new(ErrorKind::Invalid, "create_table needs a definition")
-        })?;
+        let definition = request
+            .into_inner()
+            .definition
+            .ok_or_else(|| RequestError::new(ErrorKind::Invalid, "create_table needs a definition"))?;
         Ok(Response::new(self.node.create_table(definition).await?))
     }
 
-    async fn drop_table(&self, request: Request<DropTableRequest>) -> Result<Response<DropTableReply>, Status> {
+    async fn drop_table(
+        &self,
+        request: Request<DropTableRequest>,
+    ) -> Result<Response<DropTableReply>, Status> {
         self.node.drop_table(&request.get_ref().name).await?;
         Ok(Response::new(DropTableReply {}))
     }

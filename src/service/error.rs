@@ -19,7 +19,11 @@ impl RequestError {
     /// An error of `kind`; `message` names the table, shard, node or id.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        RequestError(Box::new(ErrorDetail { kind: kind as i32, message: message.into(), ..Default::default() }))
+        RequestError(Box::new(ErrorDetail {
+            kind: kind as i32,
+            message: message.into(),
+            ..Default::default()
+        }))
     }
 
     /// For a group.
@@ -65,13 +69,17 @@ impl RequestError {
                 Self::not_leader(group, leader.as_ref())
             }
             ProposeError::Exhausted { .. } => {
-                Self::new(ErrorKind::Exhausted, format!("group {group}: {error}")).in_group(group).retry_soon()
+                Self::new(ErrorKind::Exhausted, format!("group {group}: {error}"))
+                    .in_group(group)
+                    .retry_soon()
             }
             ProposeError::TooLarge { .. } => {
                 Self::new(ErrorKind::TooLarge, format!("group {group}: {error}")).in_group(group)
             }
             ProposeError::Unavailable | ProposeError::Stopped | ProposeError::Halted { .. } => {
-                Self::new(ErrorKind::Unavailable, format!("group {group}: {error}")).in_group(group).retry_soon()
+                Self::new(ErrorKind::Unavailable, format!("group {group}: {error}"))
+                    .in_group(group)
+                    .retry_soon()
             }
         }
     }
@@ -81,7 +89,9 @@ impl RequestError {
     pub fn from_not_serving(group: u64, error: &NotServing) -> Self {
         match error {
             NotServing::NotLeader { leader } => Self::not_leader(group, leader.as_ref()),
-            _ => Self::new(ErrorKind::Unavailable, format!("group {group}: {error}")).in_group(group).retry_soon(),
+            _ => Self::new(ErrorKind::Unavailable, format!("group {group}: {error}"))
+                .in_group(group)
+                .retry_soon(),
         }
     }
 
@@ -132,7 +142,9 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::NonFinite
         | ErrorKind::TooLarge => Code::InvalidArgument,
         ErrorKind::UnknownTable => Code::NotFound,
-        ErrorKind::NoOptimizer | ErrorKind::NotInitialized | ErrorKind::WrongCluster => Code::FailedPrecondition,
+        ErrorKind::NoOptimizer | ErrorKind::NotInitialized | ErrorKind::WrongCluster => {
+            Code::FailedPrecondition
+        }
         ErrorKind::Conflict => Code::AlreadyExists,
         ErrorKind::Corrupt => Code::DataLoss,
         ErrorKind::NotLeader | ErrorKind::UnknownGroup | ErrorKind::WrongRange | ErrorKind::Unavailable => {

@@ -98,7 +98,11 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
     ReceiverStream::new(receiver)
 }
 
-async fn send(replies: &mpsc::Sender<Result<ExchangeReply, Status>>, id: u64, reply: Result<Reply, RequestError>) {
+async fn send(
+    replies: &mpsc::Sender<Result<ExchangeReply, Status>>,
+    id: u64,
+    reply: Result<Reply, RequestError>,
+) {
     let reply = reply.unwrap_or_else(|error| Reply::Error(*error.0));
     if replies.send(Ok(ExchangeReply { id, reply: Some(reply) })).await.is_err() {
         tracing::debug!(id, "the client was gone before its answer");

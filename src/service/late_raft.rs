@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use evershard_proto::v1::raft_service_server::{RaftService, RaftServiceServer};
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
-use tonic::Status;
 
 /// A [`RaftServiceServer`] that comes once, when the node learns its cluster.
 pub struct LateRaftService<S>(Arc<OnceLock<RaftServiceServer<S>>>);

@@ -19,8 +19,8 @@ use bytes::BytesMut;
 use evershard_proto::push_body::PushBody;
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
-    Consistency, ErrorKind, ExchangeRequest, PullReply, PullRequest, PushPullReply, PushPullRequest, PushReply,
-    PushRequest,
+    Consistency, ErrorKind, ExchangeRequest, PullReply, PullRequest, PushPullReply, PushPullRequest,
+    PushReply, PushRequest,
 };
 use evershard_raft::Answer;
 use tokio_util::sync::CancellationToken;
@@ -84,12 +84,17 @@ impl ParameterDoor {
         let term = replica.raft.leadership().term;
         let body = PushBody::parse(&request.body)
             .map_err(|e| RequestError::new(ErrorKind::Corrupt, e.to_string()).in_group(group))?;
-        replica.machine.check_push(&body).map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
+        replica
+            .machine
+            .check_push(&body)
+            .map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
         let applied = || replica.machine.last_seq(body.session);
         if let Err(refused) = replica.door.admit(term, body.session, body.seq, applied) {
             // An expired session has no next number: it is refused by name.
             if let Some(outcome) = replica.machine.recorded_outcome(body.session, body.seq) {
-                return Err(outcome_reply(group, outcome).err().unwrap_or_else(|| out_of_order(group, refused)));
+                return Err(outcome_reply(group, outcome)
+                    .err()
+                    .unwrap_or_else(|| out_of_order(group, refused)));
             }
             return Err(out_of_order(group, refused));
         }
@@ -112,8 +117,9 @@ impl ParameterDoor {
             replica.door.retract(term, session);
             RequestError::from_propose(group, &error)
         })?;
-        let outcome = PushOutcome::decode(&answer)
-            .map_err(|e| RequestError::new(ErrorKind::Internal, format!("group {group}: {e}")).in_group(group))?;
+        let outcome = PushOutcome::decode(&answer).map_err(|e| {
+            RequestError::new(ErrorKind::Internal, format!("group {group}: {e}")).in_group(group)
+        })?;
         metrics::histogram!(metric::PUSH_SECONDS).record(since.elapsed().as_secs_f64());
         let reply = outcome_reply(group, outcome);
         count_push(match &reply {

@@ -1,5 +1,7 @@
 //! What can go wrong with a shard's replica.
 
+use std::path::Path;
+
 use evershard_storage::rocks::StoreError;
 
 use super::small_codec::SmallStateError;
@@ -62,6 +64,15 @@ pub enum ShardError {
 }
 
 impl ShardError {
+    /// The failed sync behind this, if it is one: what was written before may be gone, so the process must end.
+    #[must_use]
+    pub fn failed_sync(&self) -> Option<(&Path, &std::io::Error)> {
+        match self {
+            ShardError::Store { source: StoreError::Sync { path, source }, .. } => Some((path, source)),
+            _ => None,
+        }
+    }
+
     /// True when trying again later may succeed and nothing is lost: the log was slow, the disk is full, or a snapshot
     /// came between.
     #[must_use]

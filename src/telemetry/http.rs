@@ -20,7 +20,9 @@ use super::metric_definitions;
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The address is taken or not ours.
-    #[error("cannot listen for metrics on {address}: {source}; is another node running there? choose another --http")]
+    #[error(
+        "cannot listen for metrics on {address}: {source}; is another node running there? choose another --http"
+    )]
     Bind {
         /// The configured address.
         address: SocketAddr,
@@ -72,7 +74,8 @@ impl HttpServer {
     pub async fn bind(address: SocketAddr, readiness: Readiness) -> Result<Self, HttpError> {
         let listener =
             TcpListener::bind(address).await.map_err(|source| HttpError::Bind { address, source })?;
-        let buckets = [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 4.0];
+        let buckets =
+            [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 4.0];
         let handle = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &buckets)?
             .install_recorder()?;

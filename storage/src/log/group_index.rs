@@ -189,8 +189,13 @@ impl GroupIndex {
     /// Drops the entries up to `id`. May lie beyond the last one: then the log is empty and goes on after `id`.
     /// `None` if all of them are gone already.
     pub(super) fn purge_through(&mut self, id: EntryId) -> Option<Freed> {
-        let is_below = id.index < self.first && !(self.slots.is_empty() && self.purged.is_none());
-        if is_below || id.index == u64::MAX {
+        // Directly below the first entry counts when nothing was purged yet: a log may begin with entry 1, and the
+        // purge of entry 0 says what came before it.
+        let is_done = match self.purged {
+            Some(purged) => id.index <= purged.index,
+            None => !self.slots.is_empty() && id.index + 1 < self.first,
+        };
+        if id.index == u64::MAX || is_done {
             return None;
         }
         let mut freed = Freed::default();

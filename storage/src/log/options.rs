@@ -70,7 +70,7 @@ impl LogOptions {
             durability: Durability::Fsync,
             sync_interval: Duration::from_millis(5),
             boot_id: system_boot_id(),
-            on_fatal: Arc::new(exit_on_failure),
+            on_fatal: Arc::new(stop_process),
         }
     }
 
@@ -116,8 +116,9 @@ pub fn system_boot_id() -> String {
         .unwrap_or_default()
 }
 
-/// The default fatal handler: says what failed and ends the process at once.
-fn exit_on_failure(path: &Path, error: &io::Error) {
+/// Says what failed and ends the process at once, with status 74. The default fatal handler; also for whoever else finds
+/// that a sync failed.
+pub fn stop_process(path: &Path, error: &io::Error) {
     tracing::error!(path = %path.display(), %error, "the log cannot be written: stopping the node");
     eprintln!("evershard: fatal: cannot write or sync {}: {error}; stopping the node", path.display());
     std::process::exit(74);

@@ -21,8 +21,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Measure pulls, pushes and steps of a running cluster.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "Example: start `evershard dev --dir /tmp/es`, then
-  evershard-bench --endpoints http://127.0.0.1:7400 --workers 1,4 --cases pull,push,step")]
+#[command(
+    version,
+    after_help = "Example: start `evershard dev --dir /tmp/es`, then
+  evershard-bench --endpoints http://127.0.0.1:7400 --workers 1,4 --cases pull,push,step"
+)]
 struct Args {
     /// Addresses of the cluster, comma-separated.
     #[arg(long, env = "EVERSHARD_ENDPOINTS", default_value = "http://127.0.0.1:7400")]
@@ -169,7 +172,13 @@ async fn measure(args: &Args, name: &str, case: Case, workers: usize) -> Result<
     Ok((total, all))
 }
 
-async fn once(table: &Table, case: Case, ids: &[u64], gradients: &[f32], out: &mut [f32]) -> Result<(), Error> {
+async fn once(
+    table: &Table,
+    case: Case,
+    ids: &[u64],
+    gradients: &[f32],
+    out: &mut [f32],
+) -> Result<(), Error> {
     if case != Case::Push {
         table.pull(ids, out).await?;
     }

@@ -96,7 +96,11 @@ impl Admin {
     ///
     /// # Errors
     /// [`Error::Unavailable`] naming the address; it is asked once.
-    pub async fn node_status(&self, address: &str, request: GetNodeStatusRequest) -> Result<NodeStatus, Error> {
+    pub async fn node_status(
+        &self,
+        address: &str,
+        request: GetNodeStatusRequest,
+    ) -> Result<NodeStatus, Error> {
         let started = Instant::now();
         let unavailable = |last: String| Error::Unavailable {
             operation: "ask a node for its status".into(),

@@ -173,7 +173,12 @@ pub(crate) mod tests {
 
     pub(crate) fn routing(shards: u64) -> Routing {
         let start = |i: u64| ((u128::from(i) << 64) / u128::from(shards)) as u64;
-        let describe = |i| ShardDescription { shard: i as u32, group: i + 1, range_start: start(i), ..Default::default() };
+        let describe = |i| ShardDescription {
+            shard: i as u32,
+            group: i + 1,
+            range_start: start(i),
+            ..Default::default()
+        };
         Routing { shards: (0..shards).map(describe).collect(), ..Default::default() }
     }
 }

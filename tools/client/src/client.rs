@@ -74,7 +74,17 @@ impl Client {
         tasks.spawn(sessions.renew(stop.clone()));
         let push_bytes = Arc::new(Semaphore::new(options.push_bytes_in_flight));
         Ok(Client {
-            inner: Arc::new(Inner { options, routing, channels, lanes, admin, stats, push_bytes, tasks, stop }),
+            inner: Arc::new(Inner {
+                options,
+                routing,
+                channels,
+                lanes,
+                admin,
+                stats,
+                push_bytes,
+                tasks,
+                stop,
+            }),
         })
     }
 

@@ -11,7 +11,8 @@ pub(crate) fn parse(addresses: &str) -> Result<Vec<String>, Error> {
     for address in addresses.split(',').map(str::trim).filter(|a| !a.is_empty()) {
         let address = if address.contains("://") { address.to_string() } else { format!("http://{address}") };
         let address = address.trim_end_matches('/').to_string();
-        let port = address.strip_prefix("http://").and_then(|rest| rest.rsplit_once(':')).map(|(_, port)| port);
+        let port =
+            address.strip_prefix("http://").and_then(|rest| rest.rsplit_once(':')).map(|(_, port)| port);
         if port.is_none_or(|port| port.parse::<u16>().is_err()) {
             return Err(Error::invalid(format!("address {address:?} is not of the form http://host:port")));
         }

@@ -19,8 +19,8 @@ use evershard_proto::v1::{ErrorDetail, ErrorKind, ExchangeRequest};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::task::TaskTracker;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
@@ -114,7 +114,8 @@ impl NodeChannels {
     async fn connect(
         &self,
         address: &str,
-    ) -> Result<(mpsc::Sender<ExchangeRequest>, Streaming<evershard_proto::v1::ExchangeReply>), ErrorDetail> {
+    ) -> Result<(mpsc::Sender<ExchangeRequest>, Streaming<evershard_proto::v1::ExchangeReply>), ErrorDetail>
+    {
         let unreachable = |e: &dyn std::error::Error| passing(format!("{address}: {}", innermost(e)));
         let endpoint = self.endpoint(address)?;
         let connecting = tokio::time::timeout(self.connect_timeout, endpoint.connect());
@@ -126,7 +127,8 @@ impl NodeChannels {
         let mut client = ParameterServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let opened = tokio::time::timeout(self.connect_timeout, client.exchange(ReceiverStream::new(outgoing)));
+        let opened =
+            tokio::time::timeout(self.connect_timeout, client.exchange(ReceiverStream::new(outgoing)));
         let replies = opened
             .await
             .map_err(|_| passing(format!("{address}: no stream within {:?}", self.connect_timeout)))?

@@ -46,7 +46,12 @@ pub(crate) async fn pull(
     out: &mut [f32],
 ) -> Result<PullInfo, Error> {
     if out.len() != ids.len() * dim {
-        let what = format!("the output has {} floats, {} ids of dim {dim} need {}", out.len(), ids.len(), ids.len() * dim);
+        let what = format!(
+            "the output has {} floats, {} ids of dim {dim} need {}",
+            out.len(),
+            ids.len(),
+            ids.len() * dim
+        );
         return Err(Error::refused(ErrorKind::LengthMismatch, what));
     }
     let mut info = PullInfo { exists: vec![0; if options.want_exists { ids.len() } else { 0 }] };
@@ -182,6 +187,7 @@ async fn attempt(
 
 fn address_of(inner: &Inner, node: u64) -> Result<String, Error> {
     let routing = inner.routing.known();
-    let address = routing.and_then(|t| t.routing.nodes.iter().find(|n| n.id == node).map(|n| n.address.clone()));
+    let address =
+        routing.and_then(|t| t.routing.nodes.iter().find(|n| n.id == node).map(|n| n.address.clone()));
     address.ok_or_else(|| Error::invalid(format!("there is no node {node}")))
 }

@@ -129,7 +129,9 @@ pub(crate) async fn begin(
             let bytes = SECTION_BYTES + part.distinct.len() * (row_bytes + 8);
             // Sections of several tables share a message while they fit.
             let open = messages.iter_mut().find(|(group, builder, _)| {
-                *group == part.group && contents.len() > 1 && builder.len() + bytes <= PUSH_BODY_BYTES_MAX
+                *group == part.group
+                    && contents.len() > 1
+                    && builder.len() + bytes <= PUSH_BODY_BYTES_MAX
                     && !builder.has_table(content.table)
             });
             let (builder, ids) = match open {
@@ -142,7 +144,9 @@ pub(crate) async fn begin(
                 }
             };
             fill(builder, content, &batch, &part.distinct, options.lr);
-            ids.extend(part.distinct.iter().filter_map(|d| batch.rows(*d).next()).map(|row| content.ids[row]));
+            ids.extend(
+                part.distinct.iter().filter_map(|d| batch.rows(*d).next()).map(|row| content.ids[row]),
+            );
         }
     }
     for (group, builder, ids) in messages {
@@ -158,7 +162,13 @@ pub(crate) async fn begin(
     Ok(handle)
 }
 
-fn fill(builder: &mut PushBodyBuilder, content: &Content<'_>, batch: &Batch, distinct: &[u32], lr: Option<f32>) {
+fn fill(
+    builder: &mut PushBodyBuilder,
+    content: &Content<'_>,
+    batch: &Batch,
+    distinct: &[u32],
+    lr: Option<f32>,
+) {
     let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
     let dim = content.dim;
     let payload = builder.section(content.table, content.operation, Encoding::F32, dim as u32, lr, &keys);
@@ -191,7 +201,8 @@ impl PushHandle {
         let deadline = Client::deadline(&self.inner);
         let parts = std::mem::take(&mut self.parts);
         let settled = join_all(parts.into_iter().map(|part| async move {
-            let closed = || Settled::Expired("the client was closed while the push was not acknowledged".into());
+            let closed =
+                || Settled::Expired("the client was closed while the push was not acknowledged".into());
             let settled = match part.waiting {
                 Waiting::Settles(settles) => settles.await.unwrap_or_else(|_| closed()),
                 Waiting::Parked(parked) => parked.retry(deadline).await,

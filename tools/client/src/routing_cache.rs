@@ -40,9 +40,8 @@ pub(crate) struct RoutingTable {
 
 impl RoutingTable {
     fn new(routing: Routing) -> Result<Self, ErrorDetail> {
-        let address = |node: u64| {
-            routing.nodes.iter().find(|n| n.id == node).map(|n| (node, n.address.clone()))
-        };
+        let address =
+            |node: u64| routing.nodes.iter().find(|n| n.id == node).map(|n| (node, n.address.clone()));
         let mut shards: Vec<Shard> = routing
             .shards
             .iter()
@@ -247,7 +246,12 @@ mod tests {
 
     #[test]
     fn every_key_has_an_owner() {
-        let shard = |group, range_start, range_end| ShardDescription { group, range_start, range_end, ..Default::default() };
+        let shard = |group, range_start, range_end| ShardDescription {
+            group,
+            range_start,
+            range_end,
+            ..Default::default()
+        };
         let routing = Routing {
             shards: vec![shard(2, 1 << 63, u64::MAX), shard(1, 0, (1 << 63) - 1)],
             ..Default::default()

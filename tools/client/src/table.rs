@@ -5,10 +5,10 @@ use std::sync::Arc;
 use evershard_proto::push_body::Operation;
 use evershard_proto::v1::TableDefinition;
 
+use crate::Error;
 use crate::client::{Client, Inner};
 use crate::pull::{self, PullInfo, PullOptions};
 use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
-use crate::Error;
 
 /// A table of a cluster; cheap to clone.
 #[derive(Debug, Clone)]
@@ -75,7 +75,12 @@ impl Table {
     ///
     /// # Errors
     /// As [`Table::pull`].
-    pub async fn pull_with(&self, ids: &[u64], options: PullOptions, out: &mut [f32]) -> Result<PullInfo, Error> {
+    pub async fn pull_with(
+        &self,
+        ids: &[u64],
+        options: PullOptions,
+        out: &mut [f32],
+    ) -> Result<PullInfo, Error> {
         pull::pull(&self.inner, self.number, self.dim(), ids, options, out).await
     }
 
@@ -91,7 +96,12 @@ impl Table {
     ///
     /// # Errors
     /// As [`Table::push`].
-    pub async fn push_with(&self, ids: &[u64], gradients: &[f32], options: PushOptions) -> Result<PushReceipt, Error> {
+    pub async fn push_with(
+        &self,
+        ids: &[u64],
+        gradients: &[f32],
+        options: PushOptions,
+    ) -> Result<PushReceipt, Error> {
         self.push_begin(ids, gradients, options).await?.wait().await
     }
 
@@ -99,7 +109,12 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Refused`] when lengths do not fit; what the servers say comes with [`PushHandle::wait`].
-    pub async fn push_begin(&self, ids: &[u64], gradients: &[f32], options: PushOptions) -> Result<PushHandle, Error> {
+    pub async fn push_begin(
+        &self,
+        ids: &[u64],
+        gradients: &[f32],
+        options: PushOptions,
+    ) -> Result<PushHandle, Error> {
         self.begin(Operation::Gradient, ids, gradients, options).await
     }
 
@@ -139,7 +154,12 @@ impl Table {
     ///
     /// # Errors
     /// As [`Table::pull`] and [`Table::push`].
-    pub async fn push_pull(&self, ids: &[u64], gradients: &[f32], out: &mut [f32]) -> Result<PushReceipt, Error> {
+    pub async fn push_pull(
+        &self,
+        ids: &[u64],
+        gradients: &[f32],
+        out: &mut [f32],
+    ) -> Result<PushReceipt, Error> {
         self.pull(ids, out).await?;
         self.push(ids, gradients).await
     }

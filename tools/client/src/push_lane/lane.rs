@@ -57,7 +57,11 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(group: u64, context: Arc<LaneContext>, submissions: mpsc::Receiver<Submission>) -> Self {
+    pub(super) fn new(
+        group: u64,
+        context: Arc<LaneContext>,
+        submissions: mpsc::Receiver<Submission>,
+    ) -> Self {
         let (control_sender, control) = mpsc::channel(CONTROL_MAX);
         Lane {
             group,
@@ -181,7 +185,9 @@ impl Lane {
         self.unacked[at].last.clone_from(&detail.message);
         match kind {
             ErrorKind::SessionExpired => self.end_session(&detail.message),
-            ErrorKind::OutOfOrder if detail.expected_seq < self.unacked[0].seq && attempt.epoch == self.epoch => {
+            ErrorKind::OutOfOrder
+                if detail.expected_seq < self.unacked[0].seq && attempt.epoch == self.epoch =>
+            {
                 let what = format!(
                     "group {} expects number {} of the session, older than all that is unacknowledged here",
                     self.group, detail.expected_seq
@@ -280,7 +286,9 @@ impl Lane {
             std::mem::take(&mut self.waiting).into_iter().partition(|s| s.deadline <= now);
         self.waiting = waiting.into();
         for submission in over {
-            let _ = submission.done.send(Settled::Unsent("it waited for earlier pushes until its deadline".into()));
+            let _ = submission
+                .done
+                .send(Settled::Unsent("it waited for earlier pushes until its deadline".into()));
         }
         let session = self.session.unwrap_or(0);
         for message in &mut self.unacked {
