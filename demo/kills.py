@@ -61,7 +61,7 @@ class Killer(threading.Thread):
                 if not self._training.running():
                     return
                 self._round()
-        except (es.EvershardError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        except Exception as error:  # Whatever it is, the demo must say so.
             self.failure = f"{type(error).__name__}: {error}"
 
     def _round(self) -> None:
@@ -90,11 +90,11 @@ class Killer(threading.Thread):
     def _caught_up(self) -> bool:
         """Every replica of every shard has applied what its leader had committed when we looked."""
         before = self._status()
-        committed = {shard["id"]: max(r["committed"] for r in shard["replicas"]) for shard in before["shards"]}
+        committed = {shard["id"]: max(r["committed"] or 0 for r in shard["replicas"]) for shard in before["shards"]}
         deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline:
             if all(
-                sum(r["applied"] >= committed[shard["id"]] for r in shard["replicas"]) == len(before["nodes"])
+                sum((r["applied"] or -1) >= committed[shard["id"]] for r in shard["replicas"]) == len(before["nodes"])
                 for shard in self._status()["shards"]
             ):
                 return True
@@ -102,7 +102,7 @@ class Killer(threading.Thread):
         return False
 
     def _status(self) -> dict[str, Any]:
-        return ctl_json(self._ctl, ",".join(self._cluster.endpoints), "status")
+        return ctl_json(self._ctl, ",".join(self._cluster.endpoints), "status", "--no-digest")
 
     def _wait(self, what: str, condition, seconds: Optional[float]) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds

@@ -107,7 +107,9 @@ class Training:
         return sum(self._audit_pushes.values())
 
     def finish(self) -> None:
-        """Waits for all workers, and evaluates the model a last time."""
+        """Waits for all workers, and evaluates the model a last time. After a failure nobody trains on."""
+        if self.failure is not None:
+            self.kill()
         for thread in self._threads:
             thread.join()
         for rank, process in enumerate(self._processes):

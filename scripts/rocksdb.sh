@@ -59,7 +59,8 @@ unset ROCKSDB_LIB_DIR ROCKSDB_STATIC
 builder=$!
 while kill -0 "$builder" 2>/dev/null; do
     sleep 5
-    objects=$(find "$WORK/target" -path '*librocksdb-sys*/out/*' -name '*.o' 2>/dev/null | wc -l)
+    # The folder appears only after the downloads, and temporary files vanish under `find`: neither ends the build.
+    objects=$({ find "$WORK/target" -path '*librocksdb-sys*/out/*' -name '*.o' 2>/dev/null || true; } | wc -l)
     [ $(( ($(date +%s) - started) % 60 )) -lt 5 ] &&
         echo "evershard: RocksDB: $objects of about 345 files, $(( $(date +%s) - started )) s" >&2
 done

@@ -20,7 +20,7 @@ const VICTIM: u64 = 3;
 fn options() -> Options {
     Options { shards: 2, ..Options::default() }
         .arg("--log-retain-bytes", 128 * 1024)
-        .arg("--log-segment-bytes", 256 * 1024)
+        .arg("--log-segment-bytes", 1 << 20)
         .arg("--flush-interval-ms", 200)
 }
 

@@ -79,7 +79,8 @@ class LocalCluster(Cluster):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="evershard-") if dir is None else dir).absolute()
         self.dir.mkdir(parents=True, exist_ok=True)
         self._log = self.dir / "dev.log"
-        command = [self._binary, "dev", "--dir", str(self.dir), "--durability", durability]
+        # The servers end with this process, however it ends: the kernel closes the pipe.
+        command = [self._binary, "dev", "--dir", str(self.dir), "--durability", durability, "--end-with-stdin"]
         if not (self.dir / "endpoints").exists():
             port = base_port or free_ports(2 * nodes)
             command += ["--nodes", str(nodes), "--shards", str(shards), "--base-port", str(port)]
@@ -89,7 +90,7 @@ class LocalCluster(Cluster):
         with open(self._log, "ab") as log:
             #: The ``evershard dev`` process.
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
         atexit.register(self._stop)
         try:
@@ -155,8 +156,9 @@ class LocalCluster(Cluster):
                 # Its children are in its process group.
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
         if self._temporary:
             shutil.rmtree(self.dir, ignore_errors=True)
 
@@ -191,12 +193,15 @@ def _checkouts() -> List[pathlib.Path]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` successive free ports. Another process may still take one: `evershard dev` then says so."""
-    first = 20000 + (os.getpid() * 37) % 20000
-    for port in [*range(first, 45000, count), *range(20000, first, count)]:
+    """The first of `count` successive free ports. Another process may still take one: `evershard dev` then says so.
+
+    Below 32000: from 32768 on the kernel takes ports for outgoing connections, and a dead node's port must stay free.
+    """
+    first = 20000 + (os.getpid() * 37) % 11900
+    for port in [*range(first, 32000 - count, count), *range(20000, first, count)]:
         if all(_free(port + i) for i in range(count)):
             return port
-    raise Unavailable(f"no {count} successive free ports between 20000 and 45000")
+    raise Unavailable(f"no {count} successive free ports between 20000 and 32000")
 
 
 def _free(port: int) -> bool:

@@ -58,6 +58,8 @@ class Table:
         Returns:
             ``float32[*ids.shape, dim]``, or with ``return_exists`` that and ``bool[*ids.shape]``.
         """
+        if node is not None and consistency != "any":
+            raise InvalidArgument('node= needs consistency="any": only the leader answers the others')
         array, shape = as_ids(ids)
         row_shape = shape + (self.dim,)
         if out is not None:

@@ -269,7 +269,7 @@ class EmbeddingBag(_Rows):
 class DenseParameters:
     """The parameters of a module, kept on the cluster as rows of a table, so that all workers train the same ones.
 
-    The module's ``Parameter`` objects are taken out; before each use the values come from the cluster as plain tensors
+    The module's trainable ``Parameter`` objects are taken out (frozen ones stay; shared ones stay shared); before each use the values come from the cluster as plain tensors
     (:meth:`pull`, or together with an :class:`EmbeddingGroup`), and ``backward()`` pushes their gradients. All
     parameters, in the order of ``module.named_parameters()``, are laid out in one vector, cut into rows of the table's
     dim (the last one padded): row ``i`` has id ``i``.
@@ -283,12 +283,18 @@ class DenseParameters:
         self.lr = lr
         self._places: List[Tuple[nn.Module, str, str, torch.Size, int]] = []
         values, offset = [], 0
+        seen: Dict[int, Tuple[nn.Parameter, int]] = {}
         for prefix, owner in module.named_modules():
-            for name, parameter in list(owner.named_parameters(recurse=False)):
+            for name, parameter in list(owner._parameters.items()):
+                if parameter is None or not parameter.requires_grad:
+                    continue
                 full_name = f"{prefix}.{name}" if prefix else name
-                self._places.append((owner, name, full_name, parameter.shape, offset))
-                offset += parameter.numel()
-                values.append(parameter.detach().reshape(-1).to(torch.float32))
+                # A parameter that two modules share (tied weights) stays one: its gradients are summed.
+                _, at = seen.setdefault(id(parameter), (parameter, offset))
+                self._places.append((owner, name, full_name, parameter.shape, at))
+                if at == offset:
+                    offset += parameter.numel()
+                    values.append(parameter.detach().reshape(-1).to(torch.float32))
                 del owner._parameters[name]
         if not values:
             raise ValueError("the module has no parameters")

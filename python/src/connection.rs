@@ -165,6 +165,10 @@ impl Connection {
         py: Python<'py>,
         groups: Vec<(Vec<(Py<TableHandle>, Ids<'py>, Floats<'py>)>, Option<f32>)>,
     ) -> PyResult<PendingPush> {
+        // All groups before any of them is sent: a refusal changes nothing.
+        for (items, _) in &groups {
+            self.client.get()?.check_push_many(&as_pushes(items)?).map_err(|error| exception(py, error))?;
+        }
         let mut handles = Vec::with_capacity(groups.len());
         for (items, lr) in &groups {
             handles.push(self.begin(py, items, *lr)?);
@@ -253,12 +257,19 @@ impl Connection {
         lr: Option<f32>,
     ) -> PyResult<PushHandle> {
         let client = self.client.get()?;
-        let mut pushes: Vec<(&Table, &[u64], &[f32])> = Vec::with_capacity(items.len());
-        for (table, ids, grads) in items {
-            pushes.push((table.get().table()?, ids.as_slice()?, grads.as_slice()?));
-        }
+        let pushes = as_pushes(items)?;
         self.run(py, client.push_many_begin(&pushes, PushOptions { lr, ..PushOptions::default() }))
     }
+}
+
+/// The same without owners: borrowed from Python as long as the call lasts.
+fn as_pushes<'a>(
+    items: &'a [(Py<TableHandle>, Ids<'_>, Floats<'_>)],
+) -> PyResult<Vec<(&'a Table, &'a [u64], &'a [f32])>> {
+    items
+        .iter()
+        .map(|(table, ids, grads)| Ok((table.get().table()?, ids.as_slice()?, grads.as_slice()?)))
+        .collect()
 }
 
 async fn tokio_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {

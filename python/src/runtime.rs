@@ -69,15 +69,15 @@ where
     F::Output: Send,
 {
     let runtime = runtime()?;
-    py.detach(|| {
-        runtime.block_on(async {
-            let mut future = pin!(future);
-            loop {
-                match tokio::time::timeout(SIGNAL_POLL, &mut future).await {
-                    Ok(output) => return Ok(output),
-                    Err(_) => Python::attach(|py| py.check_signals())?,
-                }
-            }
-        })
-    })
+    let mut future = pin!(future);
+    loop {
+        let polled = py.detach(|| {
+            runtime.block_on(async { tokio::time::timeout(SIGNAL_POLL, future.as_mut()).await })
+        });
+        match polled {
+            Ok(output) => return Ok(output),
+            // Outside of the runtime: a handler may call Evershard itself.
+            Err(_) => py.check_signals()?,
+        }
+    }
 }

@@ -201,6 +201,20 @@ def test_bad_pushes(sgd, ids, grads, error):
     assert sgd.pull([1])[0, 0] == -1
 
 
+def test_a_push_with_two_learning_rates_is_refused_whole(cluster, sgd, name):
+    other = cluster.create_table(f"{name}-other", dim=2, optimizer=es.SGD(lr=1.0), initializer=es.Zeros())
+    items = [(sgd, [1], np.ones((1, 4)), 0.5), (other, [1], [[1, np.nan]], 0.1)]
+    for push in (cluster.push_many, lambda i: cluster.push_many_async(i).wait()):
+        with pytest.raises(es.NonFiniteGradient):
+            push(items)
+    assert not sgd.pull([1], return_exists=True)[1].any()
+
+
+def test_a_node_cannot_be_asked_for_what_only_the_leader_knows(sgd):
+    with pytest.raises(es.InvalidArgument, match="any"):
+        sgd.pull([1], node=2)
+
+
 def test_unknown_table(cluster, name):
     with pytest.raises(es.UnknownTable) as raised:
         cluster.table(name)

@@ -194,6 +194,40 @@ def test_a_group_trains_as_a_local_model(cluster, name):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_dense_parameters_leave_frozen_ones_alone_and_keep_shared_ones_shared(cluster, name):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Linear(4, 4, bias=False)
+            self.scale = nn.Parameter(torch.full((4,), 2.0), requires_grad=False)
+            self.decoder = nn.Linear(4, 4)
+            self.decoder.weight = self.encoder.weight
+
+        def forward(self, x):
+            return self.decoder(self.encoder(x) * self.scale)
+
+    theirs = Tied()
+    ours = Tied()
+    ours.load_state_dict(theirs.state_dict())
+    dense = DenseParameters(ours, cluster.create_table(name, dim=3, optimizer=es.SGD(lr=LR)))
+    dense.initialize()
+    assert dense.numel == 4 * 4 + 4
+    assert [key for key, _ in ours.named_parameters()] == ["scale"]
+    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], lr=LR)
+    for seed in range(3):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        dense.pull()
+        optimizer.zero_grad()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+        loss_of(ours(x)).backward()
+        loss_of(theirs(x)).backward()
+        optimizer.step()
+    dense.pull()
+    assert ours.encoder.weight.data_ptr() == ours.decoder.weight.data_ptr()
+    torch.testing.assert_close(ours.encoder.weight, theirs.encoder.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.scale, torch.full((4,), 2.0))
+
+
 def test_a_part_of_the_group_that_took_no_part_in_the_loss_gets_no_push(cluster, name):
     tables = [cluster.create_table(f"{name}-{i}", dim=2, optimizer=es.SGD(lr=1.0)) for i in range(2)]
     group = EmbeddingGroup({"a": Embedding(table=tables[0]), "b": Embedding(table=tables[1])})

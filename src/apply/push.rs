@@ -62,6 +62,9 @@ fn change_rows(
     let body = PushBody::parse_without_checksum(bytes)
         .map_err(|source| PushRefusal::Malformed { shard: scope.shard, source }.refusal())?;
     validate_push(&body, schemas, &scope).map_err(|refusal| refusal.refusal())?;
+    if body.sections().next().is_none() {
+        return Err(Refusal { kind: RefusalKind::Withdrawn, table: 0 });
+    }
     for section in body.sections() {
         if let Some(schema) = schemas.get(&section.table) {
             change_section(target, scratch, &section, schema);

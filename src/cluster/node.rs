@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use evershard_proto::v1::{ErrorKind, MetaState};
 use evershard_raft::{ApplyThreads, GroupRegistry, RaftLimits, RaftOptions, RaftTiming, peer_service};
 use evershard_storage::disk::RealDisk;
-use evershard_storage::log::{Driver, Durability as LogDurability, GroupKey, Log, LogOptions};
+use evershard_storage::log::{Driver, Durability as LogDurability, GroupKey, Log, LogError, LogOptions};
 use evershard_storage::rocks::{RocksOptions, RocksShared};
 use parking_lot::{Mutex, RwLock};
 
@@ -87,11 +87,13 @@ impl Node {
             Durability::Fsync => LogDurability::Fsync,
             Durability::Memory => LogDurability::Memory,
         };
-        let (log, recovery) = Log::open(options, Arc::new(RealDisk), Driver::Threaded)?;
-        let holds_replicas = identity.as_ref().is_some_and(|i| i.replicas.iter().any(|r| r.started));
-        if recovery.fresh && holds_replicas {
-            return Err(NodeError::LogGone { path: data.clone() });
-        }
+        // Started replicas without a log: they would forget what they acknowledged. None is created in its place.
+        options.must_exist = identity.as_ref().is_some_and(|i| i.replicas.iter().any(|r| r.started));
+        let (log, recovery) =
+            Log::open(options, Arc::new(RealDisk), Driver::Threaded).map_err(|error| match error {
+                LogError::Gone { .. } => NodeError::LogGone { path: data.clone() },
+                other => other.into(),
+            })?;
         if recovery.torn_bytes > 0 {
             tracing::info!(
                 bytes = recovery.torn_bytes,

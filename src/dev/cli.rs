@@ -37,6 +37,9 @@ pub struct DevArgs {
     /// Give up when not every shard has a leader by then.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub ready_timeout: u64,
+    /// End when standard input, a pipe, ends: with the process that holds its other end, however that dies.
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
     /// Given to every server as they are.
     #[arg(last = true, value_name = "SERVER FLAGS")]
     pub server_args: Vec<String>,

@@ -6,10 +6,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -25,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const NEWS_MAX: Duration = Duration::from_millis(500);
 const LOG_TAIL_BYTES: u64 = 4096;
 
-/// Runs the cluster until SIGINT or SIGTERM.
+/// Runs the cluster until SIGINT, SIGTERM, or (when asked for) the end of standard input.
 pub(crate) async fn run(layout: Layout, args: &DevArgs) -> Result<(), DevError> {
     layout.create_dir(layout.dir())?;
     let _lock = lock(&layout)?;
@@ -38,11 +41,24 @@ pub(crate) async fn run(layout: Layout, args: &DevArgs) -> Result<(), DevError> 
 
     let (ended_sender, ended) = mpsc::channel(64);
     let mut supervisor = Supervisor { layout, settings, running: BTreeMap::new(), ended_sender, ended };
-    let result = supervisor.run_to_signal(args.ready_timeout).await;
+    let parent = if args.end_with_stdin { Some(stdin_pipe()?) } else { None };
+    let result = supervisor.run_to_signal(args.ready_timeout, parent).await;
     supervisor.end_all().await;
     // A dead parent's socket would only puzzle; gone already is just as good.
     let _ = std::fs::remove_file(supervisor.layout.control());
     result
+}
+
+/// Standard input as the pipe that somebody who asked for `--end-with-stdin` made it.
+fn stdin_pipe() -> Result<pipe::Receiver, DevError> {
+    let opened = std::io::stdin().as_fd().try_clone_to_owned().and_then(pipe::Receiver::from_owned_fd);
+    opened.map_err(|source| DevError::File { action: "wait for", path: "/dev/stdin".into(), source })
+}
+
+/// Waits for the end of a pipe; what comes through it is nobody's business.
+async fn wait_for_end(pipe: &mut pipe::Receiver) {
+    let mut ignored = [0; 64];
+    while !matches!(pipe.read(&mut ignored).await, Ok(0) | Err(_)) {}
 }
 
 /// Held as long as the file is open.
@@ -67,7 +83,11 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn run_to_signal(&mut self, ready_timeout: u64) -> Result<(), DevError> {
+    async fn run_to_signal(
+        &mut self,
+        ready_timeout: u64,
+        mut parent: Option<pipe::Receiver>,
+    ) -> Result<(), DevError> {
         let signals = |kind| {
             signal(kind).map_err(|source| DevError::File {
                 action: "watch signals in",
@@ -88,6 +108,10 @@ impl Supervisor {
             tokio::select! {
                 _ = interrupt.recv() => return Ok(()),
                 _ = terminate.recv() => return Ok(()),
+                () = async { wait_for_end(parent.as_mut().expect("polled only when Some")).await }, if parent.is_some() => {
+                    eprintln!("evershard: standard input ended, and so does the cluster");
+                    return Ok(());
+                }
                 Some((order, answer)) = orders.recv() => {
                     // Whoever asked may be gone.
                     let _ = answer.send(self.obey(order).await);

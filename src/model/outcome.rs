@@ -39,10 +39,13 @@ pub enum RefusalKind {
     LearningRate = 9,
     /// Sequence number 0: they start at 1.
     SeqZero = 10,
+    /// An empty message: its client took the content back, and only the number is used up. Kept as a result of its own, so
+    /// that a repetition is told from content that was applied.
+    Withdrawn = 11,
 }
 
 impl RefusalKind {
-    const ALL: [RefusalKind; 10] = [
+    const ALL: [RefusalKind; 11] = [
         RefusalKind::Malformed,
         RefusalKind::UnknownTable,
         RefusalKind::WrongDim,
@@ -53,6 +56,7 @@ impl RefusalKind {
         RefusalKind::RepeatedTable,
         RefusalKind::LearningRate,
         RefusalKind::SeqZero,
+        RefusalKind::Withdrawn,
     ];
 
     /// How the refusal travels.
@@ -65,6 +69,7 @@ impl RefusalKind {
             RefusalKind::WrongRange => ErrorKind::WrongRange,
             RefusalKind::NonFinite => ErrorKind::NonFinite,
             RefusalKind::NoOptimizer => ErrorKind::NoOptimizer,
+            RefusalKind::Withdrawn => ErrorKind::Withdrawn,
             RefusalKind::Encoding
             | RefusalKind::RepeatedTable
             | RefusalKind::LearningRate
@@ -84,6 +89,7 @@ impl RefusalKind {
             RefusalKind::RepeatedTable => "two sections of one message name the same table",
             RefusalKind::LearningRate => "the learning rate is negative or infinite",
             RefusalKind::SeqZero => "sequence numbers start at 1",
+            RefusalKind::Withdrawn => "an empty message uses its number up",
         }
     }
 }
@@ -202,7 +208,7 @@ impl PushOutcome {
                 ..Default::default()
             }),
             PushOutcome::Forgotten { last } => Some(ErrorDetail {
-                kind: ErrorKind::Invalid as i32,
+                kind: ErrorKind::Forgotten as i32,
                 message: format!(
                     "this push was answered long ago (the session is at {last}); its result is not kept"
                 ),
@@ -243,7 +249,7 @@ mod tests {
     #[test]
     fn golden_codes_never_change() {
         let codes: Vec<u8> = all().iter().map(|outcome| outcome.encode()[0]).collect();
-        assert_eq!(codes, [0, 100, 101, 102, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(codes, [0, 100, 101, 102, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     }
 
     #[test]

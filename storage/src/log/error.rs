@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The disk refused.
-    #[error("cannot {action} {path}")]
+    #[error("cannot {action} {path}: {source}")]
     Io {
         /// What was tried.
         action: &'static str,
@@ -42,6 +42,12 @@ pub enum LogError {
     Destroyed {
         /// The replica.
         key: GroupKey,
+    },
+    /// There is no log, and `LogOptions::must_exist` says that there was one. None was created.
+    #[error("there is no log in {path}")]
+    Gone {
+        /// The directory.
+        path: PathBuf,
     },
     /// An option makes no sense.
     #[error("log option {field}: {reason}")]

@@ -52,7 +52,7 @@ pub struct QuarantinedGroup {
 /// What opening found.
 #[derive(Debug, Clone, Default)]
 pub struct Recovery {
-    /// The log was created just now. A node that has an identity and a fresh log has lost its log: refuse to start.
+    /// The log was created just now. See [`LogOptions::must_exist`].
     pub fresh: bool,
     /// The healthy groups.
     pub groups: Vec<RecoveredGroup>,

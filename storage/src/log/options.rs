@@ -54,6 +54,8 @@ pub struct LogOptions {
     pub sync_interval: Duration,
     /// Identifies this run of the operating system. See [`system_boot_id`].
     pub boot_id: String,
+    /// Refuse to open when there is no log, instead of creating one: replicas are known to have been here.
+    pub must_exist: bool,
     /// Called once, when a write or a sync failed.
     pub on_fatal: FatalHandler,
 }
@@ -70,6 +72,7 @@ impl LogOptions {
             durability: Durability::Fsync,
             sync_interval: Duration::from_millis(5),
             boot_id: system_boot_id(),
+            must_exist: false,
             on_fatal: Arc::new(stop_process),
         }
     }
@@ -105,6 +108,7 @@ impl fmt::Debug for LogOptions {
             .field("durability", &self.durability)
             .field("sync_interval", &self.sync_interval)
             .field("boot_id", &self.boot_id)
+            .field("must_exist", &self.must_exist)
             .finish_non_exhaustive()
     }
 }

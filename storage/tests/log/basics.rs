@@ -37,6 +37,19 @@ fn a_fresh_log_says_so_and_a_used_one_does_not() {
 }
 
 #[test]
+fn a_log_that_must_exist_is_not_made_up() {
+    let disk = SimDisk::new(1);
+    let must_exist = || LogOptions { must_exist: true, ..options(&Arc::default()) };
+    for _ in 0..2 {
+        let refused = open_with(must_exist(), &disk, Driver::Inline);
+        assert!(matches!(refused, Err(LogError::Gone { .. })));
+        assert!(segments(&disk).is_empty());
+    }
+    drop(open(&disk, Driver::Inline).unwrap());
+    assert!(!open_with(must_exist(), &disk, Driver::Inline).unwrap().1.fresh);
+}
+
+#[test]
 fn appended_entries_are_readable_before_they_are_durable() {
     let disk = SimDisk::new(1);
     let (log, _) = open(&disk, Driver::Manual).unwrap();

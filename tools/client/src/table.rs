@@ -175,7 +175,8 @@ impl Table {
     }
 
     fn content<'a>(&'a self, operation: Operation, ids: &'a [u64], values: &'a [f32]) -> Content<'a> {
-        Content { table: self.number, name: self.name(), dim: self.dim(), operation, ids, values }
+        let non_finite = self.definition.non_finite();
+        Content { table: self.number, name: self.name(), dim: self.dim(), operation, ids, values, non_finite }
     }
 }
 
@@ -192,6 +193,16 @@ impl Client {
         let contents: Vec<Content<'_>> =
             pushes.iter().map(|(t, ids, values)| t.content(Operation::Gradient, ids, values)).collect();
         push::begin(&self.inner, &contents, options).await
+    }
+
+    /// Checks, without sending anything, what [`Client::push_many_begin`] would refuse.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when lengths do not fit, a value is not finite, or a table is given twice.
+    pub fn check_push_many(&self, pushes: &[(&Table, &[u64], &[f32])]) -> Result<(), Error> {
+        let contents: Vec<Content<'_>> =
+            pushes.iter().map(|(t, ids, values)| t.content(Operation::Gradient, ids, values)).collect();
+        push::check(&contents)
     }
 
     /// Pushes to several tables at once.

@@ -66,6 +66,9 @@ pub(super) fn open(options: &LogOptions, disk: &dyn Disk) -> Result<Opened, LogE
     numbers.sort_unstable();
     let found = Floor::read(disk, directory)?;
     let is_fresh = numbers.is_empty() && is_untouched(&found);
+    if is_fresh && options.must_exist {
+        return Err(LogError::Gone { path: directory.clone() });
+    }
     if is_fresh {
         return create(options, disk);
     }
