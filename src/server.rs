@@ -73,10 +73,17 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let tasks = TaskTracker::new();
     let http = tasks.spawn(http.serve(doors_stop.clone()));
     // The lanes open before the replicas start, so that peers find them as soon as they are there.
-    let parameter =
-        ParameterDoor::new(node.replicas.clone(), read_pool, tasks.clone(), doors_stop.clone(), stream_bytes);
+    let sessions = node.clone();
+    let parameter = ParameterDoor::new(
+        node.replicas.clone(),
+        read_pool,
+        tasks.clone(),
+        doors_stop.clone(),
+        stream_bytes,
+        Arc::new(move || sessions.meta_state().next_session),
+    );
     let grpc = tasks.spawn(serve_doors(node.clone(), parameter, listener, doors_stop.clone()));
-    start_listed(&node).await?;
+    start_listed(&node).await;
     let agents = [
         tasks.spawn(agent::run_local(node.clone(), agents_stop.clone())),
         tasks.spawn(agent::run_cluster(node.clone(), agents_stop.clone())),
@@ -124,12 +131,14 @@ async fn open_node(config: ServerConfig, readiness: Readiness) -> Result<Arc<Nod
     Ok(opened.map_err(|_| NodeError::Unfinished { what: "opening the data directory" })??)
 }
 
-/// Starts the replicas that took part before: they need nobody's leave.
-async fn start_listed(node: &Arc<Node>) -> Result<(), ServerError> {
+/// Starts the replicas that took part before: they need nobody's leave. One that cannot be opened now is tried again by the
+/// agent, and does not keep the others down.
+async fn start_listed(node: &Arc<Node>) {
     for listed in node.listed().into_iter().filter(|r| r.started) {
-        node.start_replica(listed).await?;
+        if let Err(error) = node.start_replica(listed).await {
+            tracing::error!(group = listed.group, replica = listed.replica, %error, "a replica does not start; tried again");
+        }
     }
-    Ok(())
 }
 
 async fn serve_doors(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
-use support::{Cluster, Options, eventually};
+use support::{Cluster, Options, eventually, ports};
 
 const DIM: usize = 64;
 const VICTIM: u64 = 3;
@@ -180,5 +180,27 @@ async fn a_node_whose_log_is_gone_does_not_start_and_says_what_to_do() {
     std::fs::remove_dir_all(&data).unwrap();
     run.cluster.restart(VICTIM);
     run.wait_replaced(&before).await;
+    run.finish().await;
+}
+
+/// Nothing is lost here: the node has all its data, and another address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_moved_is_found_at_its_new_address() {
+    let mut run = Run::start().await;
+    let before = run.replicas().await;
+    run.cluster.kill(VICTIM);
+    let settings = &mut run.cluster.node_mut(VICTIM).settings;
+    settings.grpc_port = ports::free(1)[0];
+    settings.advertised = format!("http://127.0.0.1:{}", settings.grpc_port);
+    let moved = settings.advertised.clone();
+    run.cluster.restart(VICTIM);
+    eventually("the others know its new address", || async {
+        let routing = run.cluster.routing(1).await.ok_or("no answer")?;
+        let found = routing.nodes.iter().find(|n| n.id == VICTIM).map(|n| n.address.clone());
+        if found.as_ref() == Some(&moved) { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    run.cluster.wait_ready().await;
+    assert_eq!(run.replicas().await, before, "it kept its replicas");
     run.finish().await;
 }

@@ -61,7 +61,8 @@ fn of_kind(kind: ErrorKind, message: String) -> PyErr {
         | ErrorKind::OutOfOrder
         | ErrorKind::NotInitialized => Unavailable::new_err(message),
         ErrorKind::Unspecified | ErrorKind::Internal | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
-            Internal::new_err(message),
+            Internal::new_err(message)
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::{
-    ErrorKind, GetNodeStatusRequest, JoinRequest, NodeAddress, RegisterNode, ReplaceReplica,
+    ErrorKind, GetNodeStatusRequest, GroupPlacement, JoinRequest, NodeAddress, RegisterNode, ReplaceReplica,
     meta_command::Command,
 };
 
@@ -59,6 +59,12 @@ impl Node {
         // What it holds and does not list as quarantined is alive, started or not.
         for (group, replica) in placed {
             if status.replicas.iter().any(|r| r.replica == replica && r.role != "quarantined") {
+                continue;
+            }
+            let has_successor = |g: &&GroupPlacement| {
+                g.group == group && g.replicas.iter().any(|r| r.replaces == replica)
+            };
+            if state.groups.iter().any(|g| has_successor(&g)) {
                 continue;
             }
             tracing::warn!(node = request.node, group, replica, "a replica is lost: it gets a successor");

@@ -28,6 +28,8 @@ use crate::telemetry::metric_definitions as metric;
 
 const LOCAL_PAUSE: Duration = Duration::from_millis(50);
 const CLUSTER_PAUSE: Duration = Duration::from_millis(200);
+/// After a replica could not be opened, for a reason that may pass.
+const START_AGAIN_PAUSE: Duration = Duration::from_secs(2);
 const JOIN_PAUSE: Duration = Duration::from_millis(500);
 const HEARING_PAUSE: Duration = Duration::from_secs(1);
 const META_FLUSH_PAUSE: Duration = Duration::from_secs(1);
@@ -111,11 +113,21 @@ pub async fn run_hearing(node: Arc<Node>, stop: CancellationToken) {
 }
 
 impl Node {
-    /// A node asks to join while it has no cluster, has no copy of the meta state of its own, or holds damaged replicas.
+    /// A node asks to join while it has no cluster, has no copy of the meta state of its own, holds lost replicas, misses one
+    /// that it once made, or moved to another address.
     fn needs_join(&self) -> bool {
-        self.identity.lock().is_none()
-            || self.replicas.meta().is_none()
-            || !self.replicas.quarantined().is_empty()
+        if self.identity.lock().is_none() || self.replicas.meta().is_none() {
+            return true;
+        }
+        if self.replicas.quarantined().iter().any(|q| q.is_lost) {
+            return true;
+        }
+        let state = self.meta_state();
+        let own = self.config.node_id;
+        let moved = state.nodes.iter().any(|n| n.id == own && n.address != self.config.advertise);
+        let listed = self.listed();
+        let mut placed = state.groups.iter().flat_map(|g| &g.replicas).filter(|r| r.node == own);
+        moved || placed.any(|r| r.created && !listed.iter().any(|held| held.replica == r.replica))
     }
 
     async fn join(self: &Arc<Self>) {
@@ -123,7 +135,7 @@ impl Node {
         let held = self.listed().into_iter().map(|r| HeldReplica {
             group: r.group,
             replica: r.replica,
-            quarantined: quarantined.iter().any(|q| q.listed.replica == r.replica),
+            quarantined: quarantined.iter().any(|q| q.is_lost && q.listed.replica == r.replica),
         });
         let request = JoinRequest {
             cluster_id: self.cluster_id(),
@@ -194,11 +206,20 @@ impl Node {
         known: Option<ListedReplica>,
     ) -> Result<(), super::error::NodeError> {
         match known {
+            // Made here from an old copy of the placement, after it was made and lost: not the replica that the group knows.
+            Some(known) if placed.created && placed.making != known.making && !known.started => {
+                self.destroy_replica(known).await?;
+            }
             Some(known) if placed.created => {
                 let quarantined =
                     self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
-                if !quarantined && self.replicas.raft(known.group).is_none() {
-                    self.start_replica(known).await?;
+                let rests = self.start_again_at.lock().get(&known.replica).is_some_and(|at| *at > Instant::now());
+                if !quarantined && !rests && self.replicas.raft(known.group).is_none() {
+                    let started = self.start_replica(known).await;
+                    if started.is_err() {
+                        self.start_again_at.lock().insert(known.replica, Instant::now() + START_AGAIN_PAUSE);
+                    }
+                    started?;
                 }
             }
             Some(known) => self.mark_created(known).await,
@@ -212,6 +233,8 @@ impl Node {
                     range_start: group.range_start,
                     range_end: group.range_end,
                     started: false,
+                    making: uuid::Uuid::new_v4().as_u64_pair().0 | 1,
+                    damaged: false,
                 };
                 self.create_replica(new).await?;
                 self.mark_created(new).await;
@@ -224,6 +247,7 @@ impl Node {
         let mark = Command::MarkReplicaCreated(MarkReplicaCreated {
             group: replica.group,
             replica: replica.replica,
+            making: replica.making,
         });
         let deadline = Instant::now() + Duration::from_secs(2);
         if let Err(error) = self.propose_meta(mark, deadline).await {

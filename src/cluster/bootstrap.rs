@@ -126,6 +126,8 @@ impl Node {
             range_start: 0,
             range_end: 0,
             started: false,
+            making: 0,
+            damaged: false,
         };
         self.create_replica(new).await?;
         let listed = self.listed().into_iter().find(|r| r.replica == request.replica).unwrap_or(new);

@@ -5,6 +5,8 @@ use evershard_storage::log::LogError;
 use evershard_storage::rocks::StoreError;
 
 use super::identity::IdentityError;
+use crate::meta::MetaRecordError;
+use crate::shard::ShardError;
 
 /// A node could not start, or a replica could not be made or opened.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +83,24 @@ pub enum NodeError {
         /// What was under way.
         what: &'static str,
     },
-    /// A replica's state could not be recovered.
-    #[error("{0}")]
-    Recovery(String),
+    /// A shard's state could not be recovered.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// The meta group's state could not be recovered.
+    #[error("the meta group's state: {0}")]
+    Meta(#[from] MetaRecordError),
+}
+
+impl NodeError {
+    /// True when what a replica has on disk is not what was written. Everything else may be better at the next try.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            NodeError::Store(error) => error.is_damage(),
+            NodeError::Shard(error) => error.is_damage(),
+            NodeError::Meta(error) => error.is_damage(),
+            NodeError::Log(error) => matches!(error, LogError::Quarantined { .. } | LogError::Destroyed { .. }),
+            _ => false,
+        }
+    }
 }

@@ -58,6 +58,12 @@ pub struct ListedReplica {
     pub range_end: u64,
     /// It takes part in its group: the meta group knows that it is here, so that it can be missed.
     pub started: bool,
+    /// Drawn when it was made, and known to the meta group: no other disk's replica of this id has it.
+    #[serde(default)]
+    pub making: u64,
+    /// It was found damaged: it never starts again, and stays only until its successor has what it had.
+    #[serde(default)]
+    pub damaged: bool,
 }
 
 /// The identity file's content.
@@ -119,12 +125,6 @@ impl Identity {
         let mut changed = self.clone();
         changed.replicas.retain(|r| r.replica != replica);
         changed
-    }
-
-    /// The replica of `group` in this directory.
-    #[must_use]
-    pub fn replica_of(&self, group: u64) -> Option<ListedReplica> {
-        self.replicas.iter().copied().find(|r| r.group == group)
     }
 }
 

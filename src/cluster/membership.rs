@@ -16,6 +16,8 @@ use evershard_raft::{Group, GroupError, Members, Peer};
 
 use super::node::Node;
 
+/// How long a node leaves making a group to the replica whose turn it is.
+const OTHERS_INITIALIZE_AFTER: Duration = Duration::from_secs(5);
 /// Entries that a learner may lack when it is made a voter.
 const CAUGHT_UP_LAG: u64 = 64;
 
@@ -47,10 +49,17 @@ impl Node {
                 return raft.remove_learner(*learner).await;
             }
         }
+        for placed in &placement.replicas {
+            let (Some(known), Some(peer)) = (members.peer(placed.replica), peer_of(state, placed)) else { continue };
+            if *known != peer {
+                tracing::info!(group = placement.group, replica = placed.replica, %peer, "a member moved");
+                return raft.set_address(placed.replica, peer).await;
+            }
+        }
         for replacement in placement.replicas.iter().filter(|r| r.replaces != 0 && r.created) {
             let new = replacement.replica;
             if members.voters.contains_key(&new) && !members.voters.contains_key(&replacement.replaces) {
-                self.finish_replacement(placement.group, replacement.replaces).await;
+                self.finish_replacement(placement.group, replacement.replaces, new).await;
             } else if members.peer(new).is_none() {
                 let Some(peer) = peer_of(state, replacement) else { continue };
                 tracing::info!(group = placement.group, replica = new, "adds a learner for a lost replica");
@@ -69,8 +78,8 @@ impl Node {
         Ok(())
     }
 
-    async fn finish_replacement(self: &Arc<Self>, group: u64, old: u64) {
-        let finish = Command::FinishReplacement(FinishReplacement { group, old });
+    async fn finish_replacement(self: &Arc<Self>, group: u64, old: u64, new: u64) {
+        let finish = Command::FinishReplacement(FinishReplacement { group, old, new });
         let deadline = Instant::now() + Duration::from_secs(5);
         match self.propose_meta(finish, deadline).await {
             Ok(_) => tracing::info!(group, replica = old, "a lost replica is replaced"),
@@ -80,20 +89,24 @@ impl Node {
         }
     }
 
-    /// Makes the groups of a new cluster: each is initialised by one of its replicas.
+    /// Makes the groups of a new cluster: each is initialised with its first replicas, by any of them. All propose the same
+    /// first membership, so it does not matter who, or how many; nor that one of them was lost meanwhile.
     pub(super) async fn initialize_groups(self: &Arc<Self>) {
         let state = self.meta_state();
         for placement in &state.groups {
-            let first = placement.replicas.get(placement.shard as usize % placement.replicas.len().max(1));
-            if first.is_none_or(|r| r.node != self.config.node_id || r.replaces != 0 || !r.created) {
-                continue;
-            }
             let Some(raft) = self.replicas.raft(placement.group) else { continue };
-            if raft.is_initialized() || placement.replicas.iter().any(|r| r.replaces != 0) {
+            // A lost replica stays in the placement until its successor votes, and that is after this.
+            let firsts: Vec<&ReplicaPlacement> =
+                placement.replicas.iter().filter(|r| r.replaces == 0).collect();
+            let own = firsts.iter().position(|r| r.replica == raft.replica() && r.created);
+            let Some(own) = own.filter(|_| !raft.is_initialized()) else { continue };
+            // One begins; the others follow when it does not.
+            let preferred = placement.shard as usize % firsts.len();
+            if own != preferred && self.started.elapsed() < OTHERS_INITIALIZE_AFTER {
                 continue;
             }
             let members: BTreeMap<u64, Peer> =
-                placement.replicas.iter().filter_map(|r| Some((r.replica, peer_of(&state, r)?))).collect();
+                firsts.iter().filter_map(|r| Some((r.replica, peer_of(&state, r)?))).collect();
             if let Err(error) = raft.initialize(members).await {
                 tracing::warn!(group = placement.group, %error, "a group could not be made");
             }
@@ -126,7 +139,7 @@ mod tests {
     use super::*;
 
     fn placed(replica: u64, replaces: u64) -> ReplicaPlacement {
-        ReplicaPlacement { replica, node: replica, created: true, replaces }
+        ReplicaPlacement { replica, node: replica, created: true, replaces, making: 0 }
     }
 
     #[test]

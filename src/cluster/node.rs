@@ -14,7 +14,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::{ErrorKind, MetaState};
-use evershard_raft::{ApplyThreads, GroupRegistry, RaftLimits, RaftOptions, RaftTiming, peer_service};
+use evershard_raft::{
+    ApplyThreads, GroupRegistry, NotServing, RaftLimits, RaftOptions, RaftTiming, peer_service,
+};
 use evershard_storage::disk::RealDisk;
 use evershard_storage::log::{Driver, Durability as LogDurability, GroupKey, Log, LogError, LogOptions};
 use evershard_storage::rocks::{RocksOptions, RocksShared};
@@ -65,6 +67,8 @@ pub struct Node {
     pub(super) heard: Mutex<HashMap<u64, Instant>>,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
     pub(super) leases: Leases,
+    /// When to try again to start replicas that could not be opened.
+    pub(super) start_again_at: Mutex<HashMap<u64, Instant>>,
     /// One replica is made, opened or destroyed at a time.
     pub(super) changing: tokio::sync::Mutex<()>,
     /// The cluster as another node told it, for nodes outside the meta group.
@@ -132,6 +136,7 @@ impl Node {
             heard: Mutex::default(),
             registry: OnceLock::new(),
             leases: Leases::default(),
+            start_again_at: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             mirrored: RwLock::new(Arc::new(MetaState::default())),
             config,
@@ -235,11 +240,15 @@ impl Node {
         }
     }
 
-    /// Who leads each group, as the replicas here know.
+    /// Who leads each group, as the replicas here know. A leader that was cut off from its peers takes itself for one for
+    /// ever: it names itself only while its lease holds, or clients would come back to it again and again.
     #[must_use]
     pub fn leaders(&self) -> Leaders {
         let known = |group: u64, raft: &evershard_raft::Group| {
-            raft.leadership().leader.map(|(_, peer)| (group, peer.node))
+            let leadership = raft.leadership();
+            let is_cut_off = leadership.is_self
+                && matches!(raft.serving_lease(), Err(NotServing::LeaseExpired { .. } | NotServing::Transferring));
+            leadership.leader.filter(|_| !is_cut_off).map(|(_, peer)| (group, peer.node))
         };
         let mut leaders: Leaders =
             self.replicas.shards().iter().filter_map(|r| known(r.listed.group, &r.raft)).collect();

@@ -4,7 +4,9 @@
 //! - a replica is made in this order: its log, its store, its line in the identity; then it may start;
 //! - it is `started` in the identity before it takes part; a started replica whose log or store is gone or damaged is
 //!   quarantined, never started empty;
-//! - a quarantined replica is destroyed only when the meta group has given its place to another id.
+//! - that a replica is lost is written down before anything else happens to it: it never starts again;
+//! - a lost replica is destroyed only when its successor votes in its place (then the placement does not name it any more):
+//!   until then its data may be all that is left. An error that passes (no descriptors, a full disk) loses nothing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,27 +32,25 @@ impl Node {
         self.identity.lock().as_ref().map_or(Vec::new(), |i| i.replicas.clone())
     }
 
-    /// Makes an empty replica on disk, without starting it. Fine when it is there already.
+    /// Makes an empty replica on disk, without starting it. Fine when it is there already. A lost replica of the same group
+    /// stays beside it.
     ///
     /// # Errors
-    /// [`NodeError::AlreadyHeld`] when the group is here under another id that is not quarantined.
+    /// [`NodeError::AlreadyHeld`] when the group is here under another id that is not lost.
     pub async fn create_replica(self: &Arc<Self>, new: ListedReplica) -> Result<(), NodeError> {
         let _one_at_a_time = self.changing.lock().await;
-        let known = self.listed().into_iter().find(|r| r.group == new.group);
-        if let Some(known) = known {
-            if known.replica == new.replica {
-                return Ok(());
-            }
-            let quarantined = self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
-            if !quarantined {
-                return Err(NodeError::AlreadyHeld {
-                    node: self.config.node_id,
-                    group: new.group,
-                    held: known.replica,
-                    asked: new.replica,
-                });
-            }
-            self.destroy(known).await?;
+        let of_group: Vec<ListedReplica> =
+            self.listed().into_iter().filter(|r| r.group == new.group).collect();
+        if of_group.iter().any(|r| r.replica == new.replica) {
+            return Ok(());
+        }
+        if let Some(held) = of_group.iter().find(|r| !r.damaged) {
+            return Err(NodeError::AlreadyHeld {
+                node: self.config.node_id,
+                group: new.group,
+                held: held.replica,
+                asked: new.replica,
+            });
         }
         let node = self.clone();
         blocking("making a replica", move || {
@@ -63,7 +63,7 @@ impl Node {
             }
             node.log.group(new.group, new.replica)?;
             if new.group == META_GROUP {
-                MetaMachine::open(&directory).map_err(|e| NodeError::Recovery(e.to_string()))?;
+                MetaMachine::open(&directory)?;
             } else {
                 ReplicaStore::create(&directory, &node.store_identity(new), &node.rocks)?;
             }
@@ -72,10 +72,11 @@ impl Node {
         .await
     }
 
-    /// Starts a replica that is on the list: quarantines it when it is damaged. Fine when it runs already.
+    /// Starts a replica that is on the list: quarantines it when it is lost or damaged. Fine when it runs already.
     ///
     /// # Errors
-    /// [`NodeError`] when it could not even be tried; damage is not an error here but a quarantine.
+    /// [`NodeError`] when it cannot be opened now and may be later (no descriptors, no space); damage is not an error here
+    /// but a quarantine.
     pub async fn start_replica(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         let _one_at_a_time = self.changing.lock().await;
         if self.replicas.raft(listed.group).is_some() {
@@ -83,13 +84,13 @@ impl Node {
         }
         let key = GroupKey { group: listed.group, replica: listed.replica };
         let lost = match self.lost_logs.get(&key) {
+            _ if listed.damaged => Some("it was found damaged before".to_string()),
             Some(reason) => Some(format!("its log is damaged: {reason}")),
             None if listed.started && !self.found_logs.contains(&key) => Some("its log is gone".to_string()),
             None => None,
         };
         if let Some(reason) = lost {
-            self.replicas.quarantine(Quarantined { listed, reason });
-            return Ok(());
+            return self.lose(listed, reason).await;
         }
         if !listed.started {
             let node = self.clone();
@@ -106,19 +107,29 @@ impl Node {
         };
         match opened {
             Ok(()) => Ok(()),
-            Err(error @ (NodeError::NoCluster { .. } | NodeError::Unfinished { .. })) => Err(error),
-            Err(error) => {
-                self.replicas.quarantine(Quarantined { listed, reason: error.to_string() });
-                Ok(())
-            }
+            Err(error) if error.is_damage() => self.lose(listed, error.to_string()).await,
+            Err(error) => Err(error),
         }
+    }
+
+    /// Quarantines a replica whose data is lost or damaged, durably: it never starts again.
+    async fn lose(self: &Arc<Self>, listed: ListedReplica, reason: String) -> Result<(), NodeError> {
+        let listed = ListedReplica { damaged: true, ..listed };
+        self.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
+        let node = self.clone();
+        blocking("quarantining a replica", move || {
+            node.change_identity(|identity| {
+                let known = identity.replicas.iter().find(|r| r.replica == listed.replica);
+                known.map_or_else(|| identity.clone(), |known| identity.with(ListedReplica { damaged: true, ..*known }))
+            })
+        })
+        .await
     }
 
     async fn open_meta(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         let node = self.clone();
         let (machine, log) = blocking("opening the meta group", move || {
-            let machine = MetaMachine::open(&node.directory_of(listed))
-                .map_err(|e| NodeError::Recovery(e.to_string()))?;
+            let machine = MetaMachine::open(&node.directory_of(listed))?;
             Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
         })
         .await?;
@@ -136,8 +147,7 @@ impl Node {
             };
             let (store, _) =
                 ReplicaStore::open(&node.directory_of(listed), &node.store_identity(listed), &node.rocks)?;
-            let machine =
-                ShardMachine::open(options, store).map_err(|e| NodeError::Recovery(e.to_string()))?;
+            let machine = ShardMachine::open(options, store)?;
             Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
         })
         .await?;
@@ -148,7 +158,10 @@ impl Node {
             machine.clone(),
             log,
             Arc::new(move || purge.flushed()),
-            Arc::new(move |reason: String| failing.replicas.quarantine(Quarantined { listed, reason })),
+            // The agent writes down that it is lost, and closes its group.
+            Arc::new(move |reason: String| {
+                failing.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
+            }),
         );
         self.scrubber.add(&machine);
         let reader = machine.reader();
@@ -174,7 +187,7 @@ impl Node {
     async fn destroy(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         tracing::info!(group = listed.group, replica = listed.replica, "a replaced replica is deleted");
         self.flusher.remove(listed.group, listed.replica);
-        self.replicas.remove(listed.group);
+        self.replicas.remove(listed);
         let registry = self.registry()?;
         if registry.group(listed.group).is_some_and(|g| g.replica() == listed.replica) {
             registry.close(listed.group).await?;
@@ -196,7 +209,8 @@ impl Node {
         .await
     }
 
-    /// A replica that halted or whose flush failed: ends its group, so that it neither votes nor serves.
+    /// A replica that halted or whose flush found damage: ends its group, so that it neither votes nor serves. One that only
+    /// halted (an entry of a newer version) has lost nothing: it is not replaced, and starts again with the node.
     pub(super) async fn quarantine_halted(self: &Arc<Self>) {
         let shards = self.replicas.shards();
         let meta = self.replicas.meta();
@@ -207,7 +221,12 @@ impl Node {
         for (listed, raft) in all {
             let Some(reason) = raft.halted() else { continue };
             self.flusher.remove(listed.group, listed.replica);
-            self.replicas.quarantine(Quarantined { listed, reason });
+            self.replicas.quarantine(Quarantined { listed, reason, is_lost: false });
+        }
+        for found in self.replicas.quarantined().into_iter().filter(|q| q.is_lost && !q.listed.damaged) {
+            if let Err(error) = self.lose(found.listed, found.reason).await {
+                tracing::error!(group = found.listed.group, %error, "a lost replica could not be written down as lost");
+            }
         }
         // A quarantined replica's group must not go on voting.
         let Ok(registry) = self.registry() else { return };

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - one replica of a group at a time;
-//! - a quarantined replica neither votes nor serves: it is listed here with its reason, and has no group.
+//! - a quarantined replica neither votes nor serves: it is listed here with its reason, and has no group. It may stand beside
+//!   its successor until that has what it had.
 //!
 //! Not here: opening and closing them (`node.rs`), deciding which there should be (`agent.rs`).
 
@@ -53,6 +54,8 @@ pub struct Quarantined {
     pub listed: ListedReplica,
     /// What was found.
     pub reason: String,
+    /// What it holds is lost or damaged: a successor takes its place. Otherwise it is only stopped, until the next start.
+    pub is_lost: bool,
 }
 
 /// Everything that runs here.
@@ -60,6 +63,7 @@ pub struct Quarantined {
 pub struct Replicas {
     shards: ArcSwap<HashMap<u64, Arc<ShardReplica>>>,
     meta: ArcSwapOption<MetaReplica>,
+    /// By replica id.
     quarantined: Mutex<HashMap<u64, Quarantined>>,
 }
 
@@ -72,7 +76,7 @@ impl Replicas {
         if let Some(replica) = self.shards.load().get(&group) {
             return Ok(replica.clone());
         }
-        let message = match self.quarantined.lock().get(&group) {
+        let message = match self.quarantined.lock().values().find(|found| found.listed.group == group) {
             Some(found) => {
                 format!("the replica of group {group} on this node is quarantined: {}", found.reason)
             }
@@ -119,34 +123,47 @@ impl Replicas {
             changed.insert(replica.listed.group, replica.clone());
             changed
         });
-        self.quarantined.lock().remove(&replica.listed.group);
     }
 
     pub(super) fn set_meta(&self, replica: MetaReplica) {
-        self.quarantined.lock().remove(&META_GROUP);
         self.meta.store(Some(Arc::new(replica)));
     }
 
     pub(super) fn quarantine(&self, found: Quarantined) {
-        tracing::error!(
-            group = found.listed.group,
-            replica = found.listed.replica,
-            reason = %found.reason,
-            "replica quarantined: it neither votes nor serves, and is replaced from its peers"
-        );
-        self.remove(found.listed.group);
-        self.quarantined.lock().insert(found.listed.group, found);
+        let listed = found.listed;
+        if found.is_lost {
+            tracing::error!(
+                group = listed.group,
+                replica = listed.replica,
+                reason = %found.reason,
+                "replica quarantined: it neither votes nor serves, and is replaced from its peers"
+            );
+        } else {
+            tracing::error!(
+                group = listed.group,
+                replica = listed.replica,
+                reason = %found.reason,
+                "replica stopped: it neither votes nor serves until this node is started again"
+            );
+        }
+        self.take_down(listed);
+        self.quarantined.lock().insert(listed.replica, found);
     }
 
-    pub(super) fn remove(&self, group: u64) {
-        if group == META_GROUP {
+    /// Forgets a replica that ended; another one of its group stays.
+    pub(super) fn remove(&self, listed: ListedReplica) {
+        self.take_down(listed);
+        self.quarantined.lock().remove(&listed.replica);
+    }
+
+    fn take_down(&self, listed: ListedReplica) {
+        if self.meta().is_some_and(|meta| meta.listed.replica == listed.replica) {
             self.meta.store(None);
         }
         self.shards.rcu(|known| {
             let mut changed = HashMap::clone(known);
-            changed.remove(&group);
+            changed.retain(|_, replica| replica.listed.replica != listed.replica);
             changed
         });
-        self.quarantined.lock().remove(&group);
     }
 }

@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn equal_only_when_every_replica_gave_the_same_digest() {
-        let placed = |n| ReplicaPlacement { replica: n, node: n, created: true, replaces: 0 };
+        let placed = |n| ReplicaPlacement { replica: n, node: n, created: true, replaces: 0, making: 0 };
         let group = GroupPlacement { group: 1, replicas: vec![placed(1), placed(2)], ..Default::default() };
         assert!(compare(&group, &[answer(1, "aa"), answer(2, "aa")]).equal);
         assert!(!compare(&group, &[answer(1, "aa"), answer(2, "ab")]).equal);

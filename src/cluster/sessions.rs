@@ -66,8 +66,11 @@ impl Node {
     pub fn renew_session_here(&self, session: u64) -> Result<(), RequestError> {
         let meta = self.replicas.meta();
         let leadership = meta.as_ref().map(|m| m.raft.leadership()).unwrap_or_default();
-        if !leadership.is_self {
-            return Err(RequestError::not_leader(0, leadership.leader.as_ref()));
+        // One that was cut off would take a renewal that the next leader never hears of.
+        let serves = meta.as_ref().is_some_and(|m| m.raft.serving_lease().is_ok());
+        if !leadership.is_self || !serves {
+            let leader = leadership.leader.filter(|_| !leadership.is_self);
+            return Err(RequestError::not_leader(0, leader.as_ref()));
         }
         if !self.meta_state().sessions.iter().any(|s| s.session == session) {
             let what =
@@ -84,6 +87,11 @@ impl Node {
         let lease = Duration::from_secs(u64::from(self.config.session_lease_seconds));
         let expired = self.leases.expired(term, state.sessions.iter().map(|s| s.session), lease);
         if expired.is_empty() {
+            return;
+        }
+        // A leader that was frozen or cut off has heard of nobody, and another may have: only who leads now ends sessions.
+        let Some(meta) = self.replicas.meta() else { return };
+        if meta.raft.read_index().await.is_err() || meta.raft.leadership().term != term {
             return;
         }
         tracing::info!(?expired, "sessions end: their clients were not heard of");

@@ -52,11 +52,15 @@ impl Node {
     pub async fn drop_table(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         self.require_cluster()?;
         let deadline = Instant::now() + DEADLINE;
-        let remove = Command::RemoveTable(RemoveTable { name: name.into() });
-        let outcome = self.propose_meta(remove, deadline).await.map_err(|e| match e.kind() {
+        // First which table it is, through the log; then that one by its number: a drop whose outcome is unknown is tried
+        // again, and by then the name may be another table's.
+        let remove = |number| Command::RemoveTable(RemoveTable { name: name.into(), number });
+        let named = self.propose_meta(remove(0), deadline).await.map_err(|e| match e.kind() {
             ErrorKind::Invalid => RequestError::new(ErrorKind::UnknownTable, e.to_string()),
             _ => e,
         })?;
+        let number = named.table.map_or(0, |table| table.number);
+        let outcome = self.propose_meta(remove(number), deadline).await?;
         match outcome.table {
             Some(table) => self.tell_shards(&table, true, deadline).await,
             None => Ok(()),
@@ -74,7 +78,7 @@ impl Node {
         let state = self.meta_state();
         let shards = state.groups.iter().filter(|g| g.shard != META_SHARD);
         try_join_all(shards.map(|g| self.propose_to_shard(g.group, &entry, deadline))).await?;
-        let activate = Command::ActivateTable(ActivateTable { number: table.number });
+        let activate = Command::ActivateTable(ActivateTable { number: table.number, dropped });
         self.propose_meta(activate, deadline).await?;
         self.wait_for_meta(deadline, |state| {
             state.tables.iter().find(|t| t.number == table.number).is_none_or(|t| t.active && !dropped)

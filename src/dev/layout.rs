@@ -244,6 +244,7 @@ mod tests {
             base_port: None,
             durability: None,
             ready_timeout: 120,
+            end_with_stdin: false,
             server_args: Vec::new(),
             command: None,
         }

@@ -228,17 +228,18 @@ impl Replica {
                 false
             }
             Ok(None) => false,
-            Err(error) if error.is_transient() => {
-                tracing::warn!(%error, "a flush is put off");
-                false
+            Err(error) if error.is_damage() => {
+                tracing::error!(%error, "the replica cannot be flushed any more");
+                (self.on_failed)(error.to_string());
+                true
             }
             Err(error) => {
                 if let Some((path, error)) = error.failed_sync() {
                     stop_process(path, error);
                 }
-                tracing::error!(%error, "the replica cannot be flushed any more");
-                (self.on_failed)(error.to_string());
-                true
+                // The log is kept meanwhile, so nothing is lost.
+                tracing::warn!(%error, "a flush is put off");
+                false
             }
         }
     }

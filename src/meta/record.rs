@@ -29,6 +29,17 @@ pub enum MetaRecordError {
     Malformed(String),
 }
 
+impl MetaRecordError {
+    /// Whether what is on disk is not what was written.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            MetaRecordError::File(error) => matches!(error, DurableFileError::Corrupt { .. }),
+            MetaRecordError::Malformed(_) => true,
+        }
+    }
+}
+
 /// A state and where in the log it stands.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MetaRecord {

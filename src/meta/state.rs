@@ -123,7 +123,11 @@ fn apply_activate_table(state: &mut MetaState, activate: &v1::ActivateTable) -> 
     let Some(at) = state.tables.iter().position(|t| t.number == activate.number) else {
         return MetaOutcome::default();
     };
-    if state.tables[at].dropped {
+    // The teller may be late: of a table that was dropped meanwhile, the shards are still to be told.
+    if state.tables[at].dropped != activate.dropped {
+        return MetaOutcome::default();
+    }
+    if activate.dropped {
         state.tables.remove(at);
     } else {
         state.tables[at].active = true;
@@ -134,17 +138,22 @@ fn apply_activate_table(state: &mut MetaState, activate: &v1::ActivateTable) -> 
 
 fn apply_remove_table(state: &mut MetaState, remove: &v1::RemoveTable) -> MetaOutcome {
     let name = &remove.name;
-    let Some(number) = find_table(state, name).map(|t| t.number) else {
-        return refused(format!("unknown table {name:?}"));
-    };
-    let mut described = None;
-    for table in state.tables.iter_mut().filter(|t| t.number == number) {
-        table.dropped = true;
-        table.active = false;
-        described = Some(description(table));
+    if remove.number == 0 {
+        return match find_table(state, name) {
+            Some(table) => MetaOutcome { table: Some(description(table)), ..MetaOutcome::default() },
+            None => refused(format!("there is no table {name:?}")),
+        };
     }
-    state.version += 1;
-    MetaOutcome { table: described, ..MetaOutcome::default() }
+    // Gone already: an earlier try was applied after all.
+    let Some(table) = state.tables.iter_mut().find(|t| t.number == remove.number) else {
+        return MetaOutcome::default();
+    };
+    let changed = !table.dropped;
+    table.dropped = true;
+    table.active = false;
+    let described = description(table);
+    state.version += u64::from(changed);
+    MetaOutcome { table: Some(described), ..MetaOutcome::default() }
 }
 
 fn apply_open_session(state: &mut MetaState, open: v1::OpenMetaSession) -> MetaOutcome {
@@ -172,8 +181,13 @@ fn apply_mark_created(state: &mut MetaState, mark: &v1::MarkReplicaCreated) -> M
         return refused(format!("unknown group {}", mark.group));
     };
     match group.replicas.iter_mut().find(|r| r.replica == mark.replica) {
+        // Made twice: the second one is empty, and may have forgotten a vote of the first.
+        Some(replica) if replica.created && replica.making != mark.making => {
+            refused(format!("replica {} of group {} was made before, elsewhere", mark.replica, mark.group))
+        }
         Some(replica) => {
             replica.created = true;
+            replica.making = mark.making;
             MetaOutcome::default()
         }
         None => refused(format!("group {} has no replica {}", mark.group, mark.replica)),
@@ -194,7 +208,7 @@ fn apply_replace(state: &mut MetaState, replace: &v1::ReplaceReplica) -> MetaOut
     // A replacement that was lost in its turn leaves its place to the new one: a group has one replacement per place.
     let replaces = if old.replaces == 0 { old.replica } else { old.replaces };
     group.replicas.retain(|r| r.replaces != replaces);
-    group.replicas.push(ReplicaPlacement { replica: next, node: old.node, created: false, replaces });
+    group.replicas.push(ReplicaPlacement { replica: next, node: old.node, created: false, replaces, making: 0 });
     state.next_replica += 1;
     state.version += 1;
     MetaOutcome { replica: next, ..MetaOutcome::default() }
@@ -204,10 +218,13 @@ fn apply_finish_replacement(state: &mut MetaState, finish: &v1::FinishReplacemen
     let Some(group) = find_group_mut(state, finish.group) else {
         return refused(format!("unknown group {}", finish.group));
     };
+    // Whoever proposed this saw `new` vote; when `new` was lost since, its successor does not vote yet.
+    let is_successor = |r: &ReplicaPlacement| r.replica == finish.new && r.replaces == finish.old;
+    let Some(at) = group.replicas.iter().position(is_successor) else {
+        return MetaOutcome::default();
+    };
+    group.replicas[at].replaces = 0;
     group.replicas.retain(|r| r.replica != finish.old);
-    for replica in group.replicas.iter_mut().filter(|r| r.replaces == finish.old) {
-        replica.replaces = 0;
-    }
     state.version += 1;
     MetaOutcome::default()
 }
@@ -223,7 +240,7 @@ pub fn plan_cluster(
 ) -> v1::InitMeta {
     let mut next_replica = 1;
     let mut place = |node: u64, created: bool| {
-        let replica = ReplicaPlacement { replica: next_replica, node, created, replaces: 0 };
+        let replica = ReplicaPlacement { replica: next_replica, node, created, replaces: 0, making: 0 };
         next_replica += 1;
         replica
     };
@@ -325,12 +342,22 @@ mod tests {
         let mut state = cluster(3, 2, 3);
         let create = Command::CreateTable(v1::CreateTable { definition: Some(definition("a", 4)) });
         let first = run(&mut state, create.clone()).table.expect("created").number;
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first }));
-        assert_eq!(run(&mut state, Command::RemoveTable(v1::RemoveTable { name: "a".into() })).error, "");
+        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: false }));
+        let remove = |number| Command::RemoveTable(v1::RemoveTable { name: "a".into(), number });
+        assert_eq!(run(&mut state, remove(0)).table.expect("named").number, first);
+        assert!(state.tables[0].active, "asking drops nothing");
+        assert_eq!(run(&mut state, remove(first)).error, "");
         let second = run(&mut state, create).table.expect("created").number;
         assert_ne!(first, second);
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first }));
+        // A try that is made again drops the same table, and not the one that has its name now.
+        assert_eq!(run(&mut state, remove(first)).error, "");
+        assert!(!find_table(&state, "a").expect("the second").dropped);
+        // Whoever told the shards of its creation is late: that it is dropped is still to be told.
+        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: false }));
+        assert!(state.tables.iter().any(|t| t.number == first && t.dropped));
+        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: true }));
         assert!(state.tables.iter().all(|t| t.number == second));
+        assert_eq!(run(&mut state, remove(first)).error, "", "gone is as good as dropped");
     }
 
     #[test]
@@ -350,7 +377,7 @@ mod tests {
         let new = run(&mut state, replace.clone()).replica;
         assert_eq!(run(&mut state, replace).replica, new);
         assert!(new > old);
-        run(&mut state, Command::FinishReplacement(v1::FinishReplacement { group: 1, old }));
+        run(&mut state, Command::FinishReplacement(v1::FinishReplacement { group: 1, old, new }));
         let group = find_group(&state, 1).expect("group 1");
         assert_eq!(group.replicas.len(), 3);
         assert!(group.replicas.iter().all(|r| r.replica != old && r.replaces == 0));
@@ -366,5 +393,22 @@ mod tests {
         let replicas = &find_group(&state, 1).expect("group 1").replicas;
         assert!(replicas.iter().all(|r| r.replica != lost));
         assert!(replicas.iter().any(|r| r.replica == new && r.replaces == old));
+        // Whoever saw `lost` vote proposes this too late: `new` does not vote yet, and is still to be added.
+        run(&mut state, Command::FinishReplacement(v1::FinishReplacement { group: 1, old, new: lost }));
+        let replicas = &find_group(&state, 1).expect("group 1").replicas;
+        assert!(replicas.iter().any(|r| r.replica == new && r.replaces == old));
+    }
+
+    #[test]
+    fn an_id_is_made_once() {
+        let mut state = cluster(3, 2, 3);
+        let replica = state.groups[1].replicas[0].replica;
+        let mark = |making| {
+            Command::MarkReplicaCreated(v1::MarkReplicaCreated { group: 1, replica, making })
+        };
+        assert_eq!(run(&mut state, mark(5)).error, "");
+        assert_eq!(run(&mut state, mark(5)).error, "", "asked again");
+        assert!(run(&mut state, mark(6)).error.contains("made before"), "on another disk");
+        assert_eq!(state.groups[1].replicas[0].making, 5);
     }
 }

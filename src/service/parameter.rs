@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-use evershard_proto::push_body::PushBody;
+use evershard_proto::push_body::{PushBody, PushBodyError};
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
     Consistency, ErrorKind, ExchangeRequest, PullReply, PullRequest, PushPullReply, PushPullRequest,
@@ -45,7 +45,11 @@ pub struct ParameterDoor {
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
     pub(super) stream_in_flight_bytes: usize,
+    pub(super) next_session: NextSession,
 }
+
+/// The first session number that was not given out, as far as this node knows.
+pub(super) type NextSession = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// A push on its way into the log.
 pub(super) struct BegunPush {
@@ -65,8 +69,9 @@ impl ParameterDoor {
         tasks: TaskTracker,
         stop: CancellationToken,
         stream_in_flight_bytes: usize,
+        next_session: NextSession,
     ) -> Self {
-        ParameterDoor { replicas, read_pool, tasks, stop, stream_in_flight_bytes }
+        ParameterDoor { replicas, read_pool, tasks, stop, stream_in_flight_bytes, next_session }
     }
 
     /// Checks a push and hands it to the log, without waiting.
@@ -83,12 +88,17 @@ impl ParameterDoor {
         replica.raft.serving_lease().map_err(not_serving)?;
         let term = replica.raft.leadership().term;
         let body = PushBody::parse(&request.body)
-            .map_err(|e| RequestError::new(ErrorKind::Corrupt, e.to_string()).in_group(group))?;
+            .map_err(|e| RequestError::new(kind_of(&e), e.to_string()).in_group(group))?;
         replica
             .machine
             .check_push(&body)
             .map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
-        let applied = || replica.machine.last_seq(body.session);
+        let mut is_first = false;
+        let applied = || {
+            let last = replica.machine.last_seq(body.session);
+            is_first = last == 0;
+            last
+        };
         if let Err(refused) = replica.door.admit(term, body.session, body.seq, applied) {
             // An expired session has no next number: it is refused by name.
             if let Some(outcome) = replica.machine.recorded_outcome(body.session, body.seq) {
@@ -99,6 +109,13 @@ impl ParameterDoor {
             return Err(out_of_order(group, refused));
         }
         let session = body.session;
+        if is_first && session >= (self.next_session)() {
+            // Made up, or so new that this node has not heard of it. Taken in, a made-up number would answer for the client
+            // that is given it one day.
+            replica.door.retract(term, session);
+            let what = format!("session {session} is not known here yet: sessions are opened by OpenSession");
+            return Err(RequestError::new(ErrorKind::Unavailable, what).in_group(group).retry_soon());
+        }
         match replica.raft.propose(request.body.clone()) {
             Ok(answer) => Ok(BegunPush { answer, replica, term, session, since }),
             Err(error) => {
@@ -185,6 +202,16 @@ fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestE
         (PushOutcome::Applied { index }, _) => Ok(PushReply { index }),
         (_, Some(detail)) => Err(RequestError::from(detail).in_group(group)),
         (_, None) => Err(RequestError::new(ErrorKind::Internal, format!("group {group}: no outcome"))),
+    }
+}
+
+/// Only damage is worth sending again as it is.
+fn kind_of(error: &PushBodyError) -> ErrorKind {
+    match error {
+        PushBodyError::Checksum { .. } => ErrorKind::Corrupt,
+        PushBodyError::Malformed { .. } => ErrorKind::LengthMismatch,
+        PushBodyError::TooLarge { .. } => ErrorKind::TooLarge,
+        PushBodyError::Unknown { .. } => ErrorKind::Invalid,
     }
 }
 

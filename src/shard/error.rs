@@ -73,16 +73,14 @@ impl ShardError {
         }
     }
 
-    /// True when trying again later may succeed and nothing is lost: the log was slow, the disk is full, or a snapshot
-    /// came between.
+    /// True when what is on disk is not what was written: the replica has lost something. Everything else (a full disk, no
+    /// descriptors, a slow log, a snapshot in between) may pass, and nothing is lost while the log is kept.
     #[must_use]
-    pub fn is_transient(&self) -> bool {
+    pub fn is_damage(&self) -> bool {
         match self {
-            ShardError::LogNotDurable { .. } => true,
-            ShardError::Store { source, .. } => {
-                source.is_disk_full() || matches!(source, StoreError::Superseded)
-            }
-            ShardError::SmallState { .. } | ShardError::RowShape { .. } => false,
+            ShardError::LogNotDurable { .. } => false,
+            ShardError::Store { source, .. } => source.is_damage(),
+            ShardError::SmallState { .. } | ShardError::RowShape { .. } => true,
         }
     }
 }

@@ -58,7 +58,8 @@ impl LinkSource {
         let folder = LinkFolder { path: path.clone(), executor: Arc::clone(&self.executor), lane: self.lane };
         let state_machine = Arc::clone(&self.state_machine);
         let outgoing = self.outgoing.clone();
-        let linked = executor::run(&*self.executor, self.lane, move || {
+        // Not on the group's lane: whoever flushes may hold the state for a while, and apply must not wait for that.
+        let linked = executor::read(&*self.executor, move || {
             make_folder(&outgoing)?;
             let mark = state_machine.link_snapshot(&path)?;
             fail::fail_point!("snapshot::after_link");

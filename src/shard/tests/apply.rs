@@ -91,18 +91,23 @@ fn integer_gradients_are_exact_and_applied_once() {
 }
 
 #[test]
-fn an_empty_push_uses_up_its_number() {
+fn an_empty_push_uses_up_its_number_and_is_remembered_as_such() {
     let replica = with_tables(KeyRange::ALL);
-    assert_eq!(
-        outcome(&replica, 5, PushBodyBuilder::new(0).finish(1, 1, 0)),
-        PushOutcome::Applied { index: 5 }
-    );
+    let withdrawn = PushOutcome::Refused(Refusal { kind: RefusalKind::Withdrawn, table: 0 });
+    assert_eq!(outcome(&replica, 5, PushBodyBuilder::new(0).finish(1, 1, 0)), withdrawn);
     assert_eq!(replica.machine().last_seq(1), 1);
     let ahead = one(1, 3, 2, Operation::Gradient, &[(0, &[-1.0])]);
     assert_eq!(outcome(&replica, 6, ahead), PushOutcome::OutOfOrder { expected: 2 });
     assert_eq!(replica.machine().last_seq(1), 1);
-    assert_eq!(replica.machine().recorded_outcome(1, 1), Some(PushOutcome::Applied { index: 0 }));
+    assert_eq!(replica.machine().recorded_outcome(1, 1), Some(withdrawn));
     assert_eq!(replica.machine().recorded_outcome(1, 2), None);
+    // The content that comes late is answered as withdrawn, and not applied; an emptied message whose content was applied
+    // is answered as applied.
+    assert_eq!(outcome(&replica, 7, one(1, 1, 2, Operation::Gradient, &[(0, &[-1.0])])), withdrawn);
+    let applied = outcome(&replica, 8, one(1, 2, 2, Operation::Gradient, &[(0, &[-1.0])]));
+    assert_eq!(applied, PushOutcome::Applied { index: 8 });
+    let emptied = outcome(&replica, 9, PushBodyBuilder::new(0).finish(1, 2, 0));
+    assert_eq!(emptied, PushOutcome::Applied { index: 0 });
 }
 
 #[test]

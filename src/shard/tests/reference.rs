@@ -115,6 +115,9 @@ impl Reference {
 
     fn refusal(&self, body: &PushBody<'_>) -> Option<Refusal> {
         let mut seen = BTreeSet::new();
+        if body.sections().next().is_none() {
+            return Some(Refusal { kind: RefusalKind::Withdrawn, table: 0 });
+        }
         for section in body.sections() {
             let table = section.table;
             let refusal = |kind| Some(Refusal { kind, table });

@@ -105,6 +105,12 @@ impl StoreError {
         Self::Rocks { path: path.to_owned(), doing, message: error.as_ref().to_owned() }
     }
 
+    /// Whether what is here is not what was written, or not all of it: the replica has lost something.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt { .. } | Self::IdentityMismatch { .. } | Self::Absent { .. })
+    }
+
     /// Whether the disk (or a quota) is full: worth trying again when there is space.
     #[must_use]
     pub fn is_disk_full(&self) -> bool {
