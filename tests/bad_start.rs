@@ -94,14 +94,15 @@ fn unknown_keys_and_senseless_values_are_named() {
         let said = message(&ends(lonely(&data).env(variable, value)));
         assert!(said.to_lowercase().contains(&variable["EVERSHARD_".len()..].to_lowercase()), "{said}");
     }
-    let said = message(&ends(lonely(&data).args(["--listen", "0.0.0.0:7400"])));
+    let said = message(&ends(server().args(["--listen", "0.0.0.0:7400"]).arg("--data").arg(&data)));
     assert!(said.contains("--insecure"), "{said}");
     assert!(!data.exists(), "{} was made", data.display());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_data_directory_of_another_cluster_or_node_is_refused_unread() {
-    let mut cluster = Cluster::start(Options { nodes: 1, replicas: 1, shards: 1, ..Options::default() }).await;
+    let mut cluster =
+        Cluster::start(Options { nodes: 1, replicas: 1, shards: 1, ..Options::default() }).await;
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     trainer.integers("items", 2).await.push(&[1], &[1.0, 1.0]).await.unwrap();
     cluster.kill(1);

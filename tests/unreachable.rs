@@ -28,7 +28,10 @@ async fn an_address_that_is_none_or_where_nobody_answers_is_named() {
     for none in ["", " , ", "http://", "ftp://127.0.0.1:7400", "http://127.0.0.1", "127.0.0.1:port"] {
         let error = connect_error(none).await;
         assert_eq!(error.kind(), ErrorKind::Invalid, "{none:?}: {error}");
-        assert!(error.to_string().contains(none.trim().trim_end_matches('/')) || none.trim() == ",", "{error}");
+        assert!(
+            error.to_string().contains(none.trim().trim_end_matches('/')) || none.trim() == ",",
+            "{error}"
+        );
     }
     let closed = format!("http://127.0.0.1:{}", ports::free(1)[0]);
     // It takes connections and never says a word.
@@ -68,7 +71,8 @@ async fn a_cluster_that_is_down_is_an_error_and_the_push_can_be_retried() {
     let pulled = timeout(PATIENCE, table.pull(&ids)).await.expect("a hang").expect_err("nobody is there");
     assert!(matches!(pulled, Error::Unavailable { .. }), "{pulled}");
     assert!(pulled.to_string().contains("http://127.0.0.1:"), "{pulled}");
-    let pushed = timeout(PATIENCE, table.push(&ids, &ones)).await.expect("a hang").expect_err("nobody is there");
+    let pushed =
+        timeout(PATIENCE, table.push(&ids, &ones)).await.expect("a hang").expect_err("nobody is there");
     let Error::PartialPush(partial) = pushed else { panic!("{pushed}") };
     let mut unknown = partial.unknown.clone();
     unknown.sort_unstable();

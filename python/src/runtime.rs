@@ -71,9 +71,8 @@ where
     let runtime = runtime()?;
     let mut future = pin!(future);
     loop {
-        let polled = py.detach(|| {
-            runtime.block_on(async { tokio::time::timeout(SIGNAL_POLL, future.as_mut()).await })
-        });
+        let polled = py
+            .detach(|| runtime.block_on(async { tokio::time::timeout(SIGNAL_POLL, future.as_mut()).await }));
         match polled {
             Ok(output) => return Ok(output),
             // Outside of the runtime: a handler may call Evershard itself.

@@ -61,9 +61,8 @@ impl Node {
             if status.replicas.iter().any(|r| r.replica == replica && r.role != "quarantined") {
                 continue;
             }
-            let has_successor = |g: &&GroupPlacement| {
-                g.group == group && g.replicas.iter().any(|r| r.replaces == replica)
-            };
+            let has_successor =
+                |g: &&GroupPlacement| g.group == group && g.replicas.iter().any(|r| r.replaces == replica);
             if state.groups.iter().any(|g| has_successor(&g)) {
                 continue;
             }

@@ -213,7 +213,8 @@ impl Node {
             Some(known) if placed.created => {
                 let quarantined =
                     self.replicas.quarantined().iter().any(|q| q.listed.replica == known.replica);
-                let rests = self.start_again_at.lock().get(&known.replica).is_some_and(|at| *at > Instant::now());
+                let rests =
+                    self.start_again_at.lock().get(&known.replica).is_some_and(|at| *at > Instant::now());
                 if !quarantined && !rests && self.replicas.raft(known.group).is_none() {
                     let started = self.start_replica(known).await;
                     if started.is_err() {

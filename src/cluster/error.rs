@@ -99,7 +99,9 @@ impl NodeError {
             NodeError::Store(error) => error.is_damage(),
             NodeError::Shard(error) => error.is_damage(),
             NodeError::Meta(error) => error.is_damage(),
-            NodeError::Log(error) => matches!(error, LogError::Quarantined { .. } | LogError::Destroyed { .. }),
+            NodeError::Log(error) => {
+                matches!(error, LogError::Quarantined { .. } | LogError::Destroyed { .. })
+            }
             _ => false,
         }
     }

@@ -50,7 +50,9 @@ impl Node {
             }
         }
         for placed in &placement.replicas {
-            let (Some(known), Some(peer)) = (members.peer(placed.replica), peer_of(state, placed)) else { continue };
+            let (Some(known), Some(peer)) = (members.peer(placed.replica), peer_of(state, placed)) else {
+                continue;
+            };
             if *known != peer {
                 tracing::info!(group = placement.group, replica = placed.replica, %peer, "a member moved");
                 return raft.set_address(placed.replica, peer).await;

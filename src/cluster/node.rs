@@ -247,7 +247,10 @@ impl Node {
         let known = |group: u64, raft: &evershard_raft::Group| {
             let leadership = raft.leadership();
             let is_cut_off = leadership.is_self
-                && matches!(raft.serving_lease(), Err(NotServing::LeaseExpired { .. } | NotServing::Transferring));
+                && matches!(
+                    raft.serving_lease(),
+                    Err(NotServing::LeaseExpired { .. } | NotServing::Transferring)
+                );
             leadership.leader.filter(|_| !is_cut_off).map(|(_, peer)| (group, peer.node))
         };
         let mut leaders: Leaders =

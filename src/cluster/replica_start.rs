@@ -120,7 +120,10 @@ impl Node {
         blocking("quarantining a replica", move || {
             node.change_identity(|identity| {
                 let known = identity.replicas.iter().find(|r| r.replica == listed.replica);
-                known.map_or_else(|| identity.clone(), |known| identity.with(ListedReplica { damaged: true, ..*known }))
+                known.map_or_else(
+                    || identity.clone(),
+                    |known| identity.with(ListedReplica { damaged: true, ..*known }),
+                )
             })
         })
         .await

@@ -208,7 +208,13 @@ fn apply_replace(state: &mut MetaState, replace: &v1::ReplaceReplica) -> MetaOut
     // A replacement that was lost in its turn leaves its place to the new one: a group has one replacement per place.
     let replaces = if old.replaces == 0 { old.replica } else { old.replaces };
     group.replicas.retain(|r| r.replaces != replaces);
-    group.replicas.push(ReplicaPlacement { replica: next, node: old.node, created: false, replaces, making: 0 });
+    group.replicas.push(ReplicaPlacement {
+        replica: next,
+        node: old.node,
+        created: false,
+        replaces,
+        making: 0,
+    });
     state.next_replica += 1;
     state.version += 1;
     MetaOutcome { replica: next, ..MetaOutcome::default() }
@@ -403,9 +409,7 @@ mod tests {
     fn an_id_is_made_once() {
         let mut state = cluster(3, 2, 3);
         let replica = state.groups[1].replicas[0].replica;
-        let mark = |making| {
-            Command::MarkReplicaCreated(v1::MarkReplicaCreated { group: 1, replica, making })
-        };
+        let mark = |making| Command::MarkReplicaCreated(v1::MarkReplicaCreated { group: 1, replica, making });
         assert_eq!(run(&mut state, mark(5)).error, "");
         assert_eq!(run(&mut state, mark(5)).error, "", "asked again");
         assert!(run(&mut state, mark(6)).error.contains("made before"), "on another disk");

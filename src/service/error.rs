@@ -151,10 +151,9 @@ fn code_of(kind: ErrorKind) -> Code {
             Code::Unavailable
         }
         ErrorKind::Exhausted => Code::ResourceExhausted,
-        ErrorKind::OutOfOrder
-        | ErrorKind::SessionExpired
-        | ErrorKind::Withdrawn
-        | ErrorKind::Forgotten => Code::Aborted,
+        ErrorKind::OutOfOrder | ErrorKind::SessionExpired | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
+            Code::Aborted
+        }
         ErrorKind::Internal | ErrorKind::Unspecified => Code::Internal,
     }
 }

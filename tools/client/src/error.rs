@@ -28,8 +28,11 @@ pub struct PartialPush {
     pub applied: Vec<u64>,
     /// Refused, for certain; with the first reason.
     pub refused: Vec<u64>,
-    /// Sent, but not acknowledged in time: they may be applied or not.
+    /// Not acknowledged in time: they may be applied or not. What [`PartialPush::retry`] goes on with, and what nobody can
+    /// tell any more because its session has ended.
     pub unknown: Vec<u64>,
+    /// Those of `unknown` that were never sent: nothing was changed, and only [`PartialPush::retry`] sends them.
+    pub unsent: Vec<u64>,
     /// The first refusal, or what was last seen.
     pub cause: String,
     /// The kind of the first refusal.
@@ -38,8 +41,12 @@ pub struct PartialPush {
 }
 
 impl PartialPush {
-    /// Sends again what was not acknowledged, under its old numbers: each id ends up applied exactly once. Possible once,
-    /// as long as the error lives; dropping the error gives up on them, and their outcome stays unknown.
+    /// Sends again what was not acknowledged, under its old numbers, and then what was never sent: each id that was not
+    /// refused ends up applied exactly once. It is acknowledged only when every id of the whole push is applied. Possible
+    /// once, as long as the error lives; dropping the error gives up on what was sent, and its outcome stays unknown.
+    ///
+    /// What was never sent comes after pushes that were begun since. The error holds its bytes, which count towards
+    /// [`crate::ClientOptions::push_bytes_in_flight`] only while they are under way.
     #[must_use]
     pub fn retry(&self) -> Option<PushHandle> {
         self.retry.as_ref().and_then(|handle| handle.lock().take())

@@ -17,7 +17,7 @@ pub struct ClientOptions {
     pub attempt_timeout: Duration,
     /// Push messages sent and not yet acknowledged, per shard.
     pub pushes_in_flight: usize,
-    /// Bytes of push messages not yet acknowledged, over all shards.
+    /// Bytes of push messages not yet acknowledged, over all shards. Those whose deadline is over count no more.
     pub push_bytes_in_flight: usize,
     /// Pull requests sent and not yet answered, per operation: each answer has at most 1 MiB.
     pub pulls_in_flight: usize,

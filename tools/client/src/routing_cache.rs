@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! - a refresh replaces the table only by one of the same cluster and of a version not older;
-//! - a leader hint is used until it proves wrong, then dropped: the next try asks.
+//! - a leader hint is used until it proves wrong, then dropped: the next try asks;
+//! - a node that has just proved not to lead is asked last, and is not believed when it names itself: a leader that is cut
+//!   off does not know it yet.
 //!
 //! Not here: sending.
 
@@ -21,6 +23,9 @@ use crate::node_channel::{NodeChannels, passing};
 
 /// One node may take this long to say what it knows.
 const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A node that failed or refused as a leader is doubted this long: about what an election takes, and then some.
+const DOUBT: Duration = Duration::from_secs(3);
 
 /// A shard, for sending to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +76,8 @@ pub(crate) struct RoutingCache {
     channels: Arc<NodeChannels>,
     table: RwLock<Option<Arc<RoutingTable>>>,
     leaders: Mutex<HashMap<u64, String>>,
+    /// Who last proved not to lead a group, and when.
+    doubted: Mutex<HashMap<u64, (String, Instant)>>,
     turn: Mutex<HashMap<u64, usize>>,
     refreshing: tokio::sync::Mutex<Instant>,
     admin: Mutex<HashMap<String, tonic::transport::Channel>>,
@@ -83,6 +90,7 @@ impl RoutingCache {
             channels,
             table: RwLock::new(None),
             leaders: Mutex::default(),
+            doubted: Mutex::default(),
             turn: Mutex::default(),
             refreshing: tokio::sync::Mutex::new(Instant::now()),
             admin: Mutex::default(),
@@ -124,7 +132,7 @@ impl RoutingCache {
         }
     }
 
-    /// Asks the nodes in turn, once each. Callers that come while another asks take its answer.
+    /// Asks the nodes in turn, once each, the doubted ones last. Callers that come while another asks take its answer.
     pub(crate) async fn refresh(&self) -> Result<Arc<RoutingTable>, ErrorDetail> {
         let asked_at = Instant::now();
         let mut refreshed = self.refreshing.lock().await;
@@ -134,10 +142,9 @@ impl RoutingCache {
             return Ok(table);
         }
         let mut last = passing("no address".into());
-        for address in self.addresses() {
-            match self.ask(&address).await {
-                Ok(routing) => {
-                    let table = self.adopt(routing)?;
+        for address in self.addresses_by_trust() {
+            match self.ask(&address).await.and_then(|routing| self.adopt(routing, &address)) {
+                Ok(table) => {
                     *refreshed = Instant::now();
                     return Ok(table);
                 }
@@ -145,6 +152,16 @@ impl RoutingCache {
             }
         }
         Err(last)
+    }
+
+    fn addresses_by_trust(&self) -> Vec<String> {
+        let mut addresses = self.addresses();
+        let doubted = self.doubted.lock();
+        let is_doubted = |address: &String| {
+            doubted.values().any(|(wrong, since)| wrong == address && since.elapsed() < DOUBT)
+        };
+        addresses.sort_by_cached_key(is_doubted);
+        addresses
     }
 
     async fn ask(&self, address: &str) -> Result<Routing, ErrorDetail> {
@@ -160,7 +177,8 @@ impl RoutingCache {
         }
     }
 
-    fn adopt(&self, routing: Routing) -> Result<Arc<RoutingTable>, ErrorDetail> {
+    /// Takes in what the node at `from` knows.
+    fn adopt(&self, routing: Routing, from: &str) -> Result<Arc<RoutingTable>, ErrorDetail> {
         let mut known = self.table.write();
         if let Some(old) = known.as_ref()
             && old.routing.cluster_id != routing.cluster_id
@@ -170,13 +188,7 @@ impl RoutingCache {
                 old.routing.cluster_id, routing.cluster_id
             )));
         }
-        let mut leaders = self.leaders.lock();
-        for shard in &routing.shards {
-            let node = routing.nodes.iter().find(|n| n.id == shard.leader_node && n.state != "down");
-            if let Some(node) = node {
-                leaders.insert(shard.group, node.address.clone());
-            }
-        }
+        self.adopt_leaders(&routing, from);
         if let Some(old) = known.as_ref()
             && old.routing.version > routing.version
         {
@@ -185,6 +197,23 @@ impl RoutingCache {
         let table = Arc::new(RoutingTable::new(routing)?);
         *known = Some(table.clone());
         Ok(table)
+    }
+
+    fn adopt_leaders(&self, routing: &Routing, from: &str) {
+        let mut leaders = self.leaders.lock();
+        let doubted = self.doubted.lock();
+        for shard in &routing.shards {
+            let node = routing.nodes.iter().find(|n| n.id == shard.leader_node && n.state != "down");
+            let Some(node) = node else { continue };
+            let names_itself_again = node.address == from
+                && doubted
+                    .get(&shard.group)
+                    .is_some_and(|(wrong, since)| wrong == from && since.elapsed() < DOUBT);
+            // With no leader known the replicas are tried in turn, this one among them: if it leads after all, that shows.
+            if !names_itself_again {
+                leaders.insert(shard.group, node.address.clone());
+            }
+        }
     }
 
     /// Nodes to ask: those of the table, then those the user gave.
@@ -215,6 +244,9 @@ impl RoutingCache {
     /// What an answer said of the leader. `None`: the one at `wrong` is it not.
     pub(crate) fn hint(&self, group: u64, wrong: &str, leader: Option<&str>) {
         let mut leaders = self.leaders.lock();
+        if !wrong.is_empty() {
+            self.doubted.lock().insert(group, (wrong.to_string(), Instant::now()));
+        }
         match leader.filter(|l| !l.is_empty() && *l != wrong) {
             Some(leader) => {
                 leaders.insert(group, leader.to_string());
@@ -239,10 +271,52 @@ impl RoutingCache {
     }
 }
 
+/// A table of equal shards, for tests of other modules.
+#[cfg(test)]
+pub(crate) fn table_for_tests(shards: u64) -> RoutingTable {
+    RoutingTable::new(crate::batch::tests::routing(shards)).expect("covers all")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evershard_proto::v1::ShardDescription;
+    use evershard_proto::v1::{NodeDescription, ReplicaDescription, ShardDescription};
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    /// Two nodes that both name themselves as the leader of group 1.
+    fn says(leader: u64) -> Routing {
+        let node = |id| NodeDescription { id, address: format!("http://n:{id}"), state: "up".into() };
+        let replica = |node| ReplicaDescription { node, ..Default::default() };
+        let shard = ShardDescription {
+            group: 1,
+            range_end: u64::MAX,
+            replicas: vec![replica(1), replica(2)],
+            leader_node: leader,
+            ..Default::default()
+        };
+        Routing { nodes: vec![node(1), node(2)], shards: vec![shard], ..Default::default() }
+    }
+
+    #[test]
+    fn a_node_that_refused_to_lead_is_asked_last_and_not_believed_of_itself() {
+        let channels = NodeChannels::new(ASK_TIMEOUT, TaskTracker::new(), CancellationToken::new());
+        let cache = RoutingCache::new(vec!["http://n:1".into()], channels);
+        let (one, two) = ("http://n:1", "http://n:2");
+        cache.adopt(says(1), one).expect("covers all");
+        assert_eq!(cache.leader(1).as_deref(), Some(one));
+        assert_eq!(cache.addresses_by_trust(), [one, two]);
+        cache.hint(1, one, None);
+        assert_eq!(cache.addresses_by_trust(), [two, one]);
+        cache.adopt(says(1), one).expect("covers all");
+        let in_turn: Vec<_> = (0..2).filter_map(|_| cache.leader(1)).collect();
+        assert!(in_turn.iter().any(|a| a == one) && in_turn.iter().any(|a| a == two), "{in_turn:?}");
+        cache.adopt(says(2), two).expect("covers all");
+        assert_eq!(cache.leader(1).as_deref(), Some(two));
+        // Another node may name it: it may lead again.
+        cache.adopt(says(1), two).expect("covers all");
+        assert_eq!(cache.leader(1).as_deref(), Some(one));
+    }
 
     #[test]
     fn every_key_has_an_owner() {
@@ -260,10 +334,4 @@ mod tests {
         let group = |key| table.shards[table.shard_of(key)].group;
         assert_eq!([0, (1 << 63) - 1, 1 << 63, u64::MAX].map(group), [1, 1, 2, 2]);
     }
-}
-
-/// A table of equal shards, for tests of other modules.
-#[cfg(test)]
-pub(crate) fn table_for_tests(shards: u64) -> RoutingTable {
-    RoutingTable::new(crate::batch::tests::routing(shards)).expect("covers all")
 }

@@ -3,13 +3,19 @@
 //! Invariants:
 //! - numbers have no gaps: a message gets its number when it is first sent, and keeps it;
 //! - a number's content never changes to other content that could be applied: a refused message leaves an empty body;
+//! - the unacknowledged numbers span less than the results a server keeps: an answer that is asked for again is still there;
+//! - an answer is judged by the body it answers (`verdict`);
 //! - after any failure everything unacknowledged is sent again, in order, to whoever leads then;
 //! - a message is settled exactly once.
+//!
+//! A result that a server does not keep any more (FORGOTTEN) leaves that one message unknown. Its number is used up, so the
+//! session goes on; only what leaves a number open ends it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use evershard_proto::limits::PUSHES_IN_FLIGHT_MAX;
 use evershard_proto::push_body::PushBodyBuilder;
 use evershard_proto::v1::exchange_reply::Reply;
 use evershard_proto::v1::exchange_request::Request;
@@ -20,17 +26,23 @@ use tokio::sync::mpsc;
 
 use super::LaneContext;
 use super::message::{Control, Message, ParkedPush, Settled, Submission};
+use super::verdict::{Sent, Verdict};
 use crate::Refusal;
 use crate::backoff::Backoff;
-use crate::error::is_passing;
 use crate::node_channel::passing;
 
-const CONTROL_MAX: usize = 256;
+/// Answers that settle nothing and should not happen, until a message is taken back: a body that no server finds whole must
+/// not stop its lane for ever.
+const FAILURES_MAX: u32 = 8;
 
 /// One try of one message.
 struct Attempt {
     seq: u64,
     epoch: u64,
+    /// It carried the empty body, not the content.
+    empty: bool,
+    /// The lowest unacknowledged number when it was sent.
+    first_unacked: u64,
     address: String,
     result: Result<Reply, ErrorDetail>,
 }
@@ -39,14 +51,14 @@ pub(super) struct Lane {
     group: u64,
     context: Arc<LaneContext>,
     submissions: mpsc::Receiver<Submission>,
-    control: mpsc::Receiver<Control>,
-    control_sender: mpsc::Sender<Control>,
+    control: mpsc::UnboundedReceiver<Control>,
+    control_sender: mpsc::UnboundedSender<Control>,
     waiting: VecDeque<Submission>,
     session: Option<u64>,
     gave_up: bool,
     next_seq: u64,
     unacked: VecDeque<Message>,
-    /// Parked messages that were settled since, by (session, seq).
+    /// Parked messages that were settled since, by (session, seq): until their tokens ask, or are dropped.
     settled: HashMap<(u64, u64), Settled>,
     /// Grows with every new round of sending: failures of older rounds are old news.
     epoch: u64,
@@ -62,7 +74,7 @@ impl Lane {
         context: Arc<LaneContext>,
         submissions: mpsc::Receiver<Submission>,
     ) -> Self {
-        let (control_sender, control) = mpsc::channel(CONTROL_MAX);
+        let (control_sender, control) = mpsc::unbounded_channel();
         Lane {
             group,
             context,
@@ -99,23 +111,28 @@ impl Lane {
                 () = sleep_until(deadline), if deadline.is_some() => self.expire(),
                 () = sleep_until(self.resend_at), if self.resend_at.is_some() => self.resend().await,
             }
-            while self.resend_at.is_none() && self.unacked.len() < self.context.options.pushes_in_flight {
+            while self.resend_at.is_none() && self.has_room() {
                 let Some(submission) = self.waiting.pop_front() else { break };
                 self.begin(submission).await;
             }
         }
     }
 
+    /// Whether another message may be sent: few are unacknowledged, and the oldest one's result would still be kept.
+    fn has_room(&self) -> bool {
+        let in_span = |oldest: &Message| self.next_seq - oldest.seq < PUSHES_IN_FLIGHT_MAX as u64;
+        self.unacked.len() < self.context.options.pushes_in_flight && self.unacked.front().is_none_or(in_span)
+    }
+
     /// Numbers a message and sends it for the first time.
     async fn begin(&mut self, submission: Submission) {
-        let Submission { builder, clock, rows, deadline, done, permit } = submission;
         let session = match self.session {
             Some(session) => session,
             None => {
                 let opened = if self.gave_up {
-                    self.context.sessions.open(deadline).await
+                    self.context.sessions.open(submission.deadline).await
                 } else {
-                    self.context.sessions.shared(deadline).await
+                    self.context.sessions.shared(submission.deadline).await
                 };
                 match opened {
                     Ok(session) => {
@@ -123,24 +140,23 @@ impl Lane {
                         self.next_seq = 1;
                         session
                     }
-                    Err(error) => {
-                        let _ = done.send(Settled::Unsent(error.to_string()));
-                        return;
-                    }
+                    Err(error) => return submission.return_unsent(error.to_string()),
                 }
             }
         };
         let seq = self.next_seq;
         self.next_seq += 1;
+        let Submission { content, deadline, done, permit } = submission;
         let message = Message {
             seq,
-            body: builder.finish(session, seq, clock),
-            rows,
+            body: content.builder.finish(session, seq, content.clock),
+            rows: content.rows,
             waiter: Some((deadline, done)),
             attempts: 0,
+            failures: 0,
             refusal: None,
             last: String::from("no answer yet"),
-            _permit: permit,
+            permit: Some(permit),
         };
         self.unacked.push_back(message);
         self.send(self.unacked.len() - 1).await;
@@ -148,14 +164,13 @@ impl Lane {
 
     async fn send(&mut self, at: usize) {
         let Some(address) = self.context.routing.leader(self.group) else {
-            self.again(passing(format!("no replica of group {} is known", self.group)), "");
+            self.again(&passing(format!("no replica of group {} is known", self.group)), "");
             return;
         };
+        let (epoch, first_unacked) = (self.epoch, self.unacked[0].seq);
         let message = &mut self.unacked[at];
-        if message.refusal.is_none() {
-            message.attempts += 1;
-        }
-        let (seq, epoch) = (message.seq, self.epoch);
+        let (seq, empty) = (message.seq, message.refusal.is_some());
+        message.attempts += u32::from(!empty);
         let request = Request::Push(PushRequest { group: self.group, body: message.body.clone() });
         let pending = self.context.channels.send(&address, request).await;
         let within = self.context.options.attempt_timeout;
@@ -165,7 +180,7 @@ impl Lane {
                 Ok(Err(_)) => Err(passing(format!("{address}: the connection broke"))),
                 Err(_) => Err(passing(format!("{address}: no answer within {within:?}"))),
             };
-            Attempt { seq, epoch, address, result }
+            Attempt { seq, epoch, empty, first_unacked, address, result }
         }));
     }
 
@@ -173,68 +188,80 @@ impl Lane {
     fn hear(&mut self, attempt: Attempt) {
         let Some(at) = self.unacked.iter().position(|m| m.seq == attempt.seq) else { return };
         let detail = match attempt.result {
-            Ok(Reply::Push(reply)) => {
+            // Whichever body it answers: an empty one is answered so only when the content was applied before.
+            Ok(Reply::Push(_)) => {
                 self.backoff.reset();
-                self.acknowledge(at, reply.index);
-                return;
+                self.context.stats.acked(self.unacked[at].rows);
+                return self.settle_at(at, Settled::Applied);
             }
             Ok(_) => passing(format!("{}: an answer to another question", attempt.address)),
             Err(detail) => detail,
         };
-        let kind = detail.kind();
-        self.unacked[at].last.clone_from(&detail.message);
-        match kind {
-            ErrorKind::SessionExpired => self.end_session(&detail.message),
-            ErrorKind::OutOfOrder
-                if detail.expected_seq < self.unacked[0].seq && attempt.epoch == self.epoch =>
-            {
+        let emptied = self.unacked[at].refusal.is_some();
+        let sent = Sent { empty: attempt.empty, emptied, first_unacked: attempt.first_unacked };
+        let verdict = Verdict::of(&detail, sent);
+        if verdict != Verdict::Ignore {
+            self.unacked[at].last.clone_from(&detail.message);
+        }
+        let is_current = attempt.epoch == self.epoch;
+        match verdict {
+            Verdict::Ignore => {}
+            Verdict::Again if is_current => self.again(&detail, &attempt.address),
+            Verdict::Again => {}
+            Verdict::Failed => {
+                self.unacked[at].failures += 1;
+                if self.unacked[at].failures < FAILURES_MAX {
+                    if is_current {
+                        self.again(&detail, &attempt.address);
+                    }
+                } else if emptied {
+                    // Nobody takes the number, and nothing can pass it.
+                    self.end_session(&detail.message);
+                } else {
+                    self.empty(at, Refusal { kind: detail.kind(), message: detail.message });
+                }
+            }
+            Verdict::Empty => self.empty(at, Refusal { kind: detail.kind(), message: detail.message }),
+            Verdict::Refused => {
+                let answered = Refusal { kind: detail.kind(), message: detail.message };
+                let refusal = self.unacked[at].refusal.clone().unwrap_or(answered);
+                self.settle_at(at, Settled::Refused(refusal));
+            }
+            Verdict::Unknown => {
+                let what = format!("the outcome of the push is unknown: {}", detail.message);
+                self.settle_at(at, Settled::Expired(what));
+            }
+            Verdict::SessionExpired => {
+                if let Some(session) = self.session {
+                    self.context.sessions.expired(session);
+                }
+                self.end_session(&detail.message);
+            }
+            Verdict::SessionLost => {
                 let what = format!(
                     "group {} expects number {} of the session, older than all that is unacknowledged here",
                     self.group, detail.expected_seq
                 );
                 self.end_session(&what);
             }
-            // A damaged message is sent again as it is.
-            _ if is_passing(kind) || kind == ErrorKind::Corrupt => {
-                if attempt.epoch == self.epoch {
-                    self.again(detail, &attempt.address);
-                }
-            }
-            _ => self.refuse(at, Refusal { kind, message: detail.message }),
         }
-    }
-
-    fn acknowledge(&mut self, at: usize, index: u64) {
-        let Some(message) = self.unacked.remove(at) else { return };
-        let settled = match &message.refusal {
-            // An empty body that was answered from the session table: its number's content is in the log already, so
-            // an earlier try had gone through before the refusal.
-            Some(_) if index == 0 && message.attempts > 1 => Settled::Applied,
-            Some(refusal) => Settled::Refused(refusal.clone()),
-            None => Settled::Applied,
-        };
-        if matches!(settled, Settled::Applied) {
-            self.context.stats.acked(message.rows);
-        }
-        self.settle(message, settled);
     }
 
     /// A refused message's number is used up by an empty body; what was sent behind it is sent again.
-    fn refuse(&mut self, at: usize, refusal: Refusal) {
-        if self.unacked[at].refusal.is_some() {
-            // Recorded: the number was used up by the refused message itself.
-            if let Some(message) = self.unacked.remove(at) {
-                let refusal = message.refusal.clone().unwrap_or(refusal);
-                self.settle(message, Settled::Refused(refusal));
-            }
-            return;
-        }
+    fn empty(&mut self, at: usize, refusal: Refusal) {
         let Some(session) = self.session else { return };
         let message = &mut self.unacked[at];
         message.body = PushBodyBuilder::new(0).finish(session, message.seq, 0);
         message.refusal = Some(refusal);
+        message.failures = 0;
         self.epoch += 1;
         self.resend_at = Some(Instant::now());
+    }
+
+    fn settle_at(&mut self, at: usize, settled: Settled) {
+        if let Some(message) = self.unacked.remove(at) {
+            self.settle(message, settled);
+        }
     }
 
     fn settle(&mut self, message: Message, settled: Settled) {
@@ -250,10 +277,11 @@ impl Lane {
     }
 
     /// Everything unacknowledged is sent again after a pause.
-    fn again(&mut self, detail: ErrorDetail, address: &str) {
+    fn again(&mut self, detail: &ErrorDetail, address: &str) {
         self.context.stats.retried();
         self.epoch += 1;
-        if detail.kind() != ErrorKind::Exhausted && detail.kind() != ErrorKind::OutOfOrder {
+        // A full queue, a gap and a damaged message are no reasons to look for another leader.
+        if !matches!(detail.kind(), ErrorKind::Exhausted | ErrorKind::OutOfOrder | ErrorKind::Corrupt) {
             self.context.routing.hint(self.group, address, Some(&detail.leader_address));
             self.refresh |= detail.leader_address.is_empty();
         }
@@ -286,9 +314,7 @@ impl Lane {
             std::mem::take(&mut self.waiting).into_iter().partition(|s| s.deadline <= now);
         self.waiting = waiting.into();
         for submission in over {
-            let _ = submission
-                .done
-                .send(Settled::Unsent("it waited for earlier pushes until its deadline".into()));
+            submission.return_unsent("it waited for earlier pushes until its deadline");
         }
         let session = self.session.unwrap_or(0);
         for message in &mut self.unacked {
@@ -303,6 +329,7 @@ impl Lane {
                 control: Some(self.control_sender.clone()),
                 cause: message.last.clone(),
             };
+            message.permit = None;
             // With nobody to take it, the token is dropped here and gives the message up.
             drop(done.send(Settled::Parked(parked)));
         }
@@ -327,6 +354,8 @@ impl Lane {
                 }
                 if self.unacked.iter().any(|m| m.seq == seq && m.waiter.is_none()) {
                     self.end_session("an earlier push to this shard was given up without an answer");
+                    // Its token is gone: nobody will ask.
+                    self.settled.remove(&(session, seq));
                 }
             }
         }
@@ -337,12 +366,15 @@ impl Lane {
         tracing::warn!(group = self.group, cause, unacknowledged = self.unacked.len(), "a push session ends");
         for message in std::mem::take(&mut self.unacked) {
             let settled = match &message.refusal {
+                // No other copy of the content was sent than the one that was refused.
                 Some(refusal) if message.attempts <= 1 => Settled::Refused(refusal.clone()),
                 _ => Settled::Expired(format!("the outcome of the push is unknown: {cause}")),
             };
             self.settle(message, settled);
         }
-        self.session = None;
+        if let Some(session) = self.session.take() {
+            self.context.sessions.release(session);
+        }
         self.gave_up = true;
         self.epoch += 1;
         self.resend_at = None;

@@ -1,4 +1,6 @@
 //! What travels in a lane, and what becomes of it.
+//!
+//! Invariant: what was never sent is handed back whole ([`Unsent`]), so that it can be sent later.
 
 use std::time::Instant;
 
@@ -8,15 +10,36 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::Refusal;
 
-/// A message that has no number yet.
+/// What a message says, as long as it has no number.
 #[derive(Debug)]
-pub(crate) struct Submission {
+pub(crate) struct MessageContent {
     pub(crate) builder: PushBodyBuilder,
     pub(crate) clock: u64,
     pub(crate) rows: u64,
+}
+
+/// A message that has no number yet.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) content: MessageContent,
     pub(crate) deadline: Instant,
     pub(crate) done: oneshot::Sender<Settled>,
     pub(crate) permit: OwnedSemaphorePermit,
+}
+
+impl Submission {
+    /// Hands the content back to whoever waits; the permit goes back to its semaphore.
+    pub(super) fn return_unsent(self, why: impl Into<String>) {
+        // With nobody to take it, the content goes away unsent.
+        let _ = self.done.send(Settled::Unsent(Unsent { content: self.content, why: why.into() }));
+    }
+}
+
+/// A message that was never sent.
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    pub(crate) content: MessageContent,
+    pub(crate) why: String,
 }
 
 /// What became of a message.
@@ -27,8 +50,8 @@ pub(crate) enum Settled {
     /// Refused: nothing was changed.
     Refused(Refusal),
     /// Never sent: nothing was changed.
-    Unsent(String),
-    /// Its session ended: the outcome stays unknown.
+    Unsent(Unsent),
+    /// The outcome stays unknown: its session ended, or its result is not kept any more.
     Expired(String),
     /// Not settled until its deadline; the lane goes on trying, and the token can ask again.
     Parked(ParkedPush),
@@ -44,10 +67,14 @@ pub(super) struct Message {
     pub(super) waiter: Option<(Instant, oneshot::Sender<Settled>)>,
     /// Times its content was sent.
     pub(super) attempts: u32,
-    /// It was refused at a door: its number is used up by an empty body, which is what `body` is then.
+    /// Times its body, as it is now, was answered by what settles nothing and should not happen (CORRUPT, INTERNAL).
+    pub(super) failures: u32,
+    /// It was refused: its number is used up by an empty body, which is what `body` is then.
     pub(super) refusal: Option<Refusal>,
     pub(super) last: String,
-    pub(super) _permit: OwnedSemaphorePermit,
+    /// Given back once parked: nobody waits then, and a shard that is gone must not hold up pushes to the others. The lane's
+    /// window bounds the bytes of parked messages.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
 /// What a parked message's token asks of the lane.
@@ -63,31 +90,29 @@ pub(super) enum Control {
 pub(crate) struct ParkedPush {
     pub(super) session: u64,
     pub(super) seq: u64,
-    pub(super) control: Option<mpsc::Sender<Control>>,
+    /// Unbounded, and yet bounded: a token says one thing in its life, and none may be lost.
+    pub(super) control: Option<mpsc::UnboundedSender<Control>>,
     pub(crate) cause: String,
 }
 
 impl ParkedPush {
-    /// Waits for the message until another deadline, under its old number.
-    pub(crate) async fn retry(mut self, deadline: Instant) -> Settled {
-        let expired = || Settled::Expired("the client was closed while the push was not acknowledged".into());
+    /// Asks for the message until another deadline, under its old number. The receiver fails when the client was closed.
+    pub(crate) fn retry(mut self, deadline: Instant) -> oneshot::Receiver<Settled> {
         let (done, settled) = oneshot::channel();
-        let Some(control) = self.control.take() else { return expired() };
-        let retry = Control::Retry { session: self.session, seq: self.seq, deadline, done };
-        if control.send(retry).await.is_err() {
-            return expired();
+        if let Some(control) = self.control.take() {
+            let retry = Control::Retry { session: self.session, seq: self.seq, deadline, done };
+            // A lane that has ended drops `done`, and the receiver says so.
+            let _ = control.send(retry);
         }
-        settled.await.unwrap_or_else(|_| expired())
+        settled
     }
 }
 
 impl Drop for ParkedPush {
     fn drop(&mut self) {
         if let Some(control) = self.control.take() {
-            let give_up = Control::GiveUp { session: self.session, seq: self.seq };
-            if control.try_send(give_up).is_err() {
-                tracing::debug!(seq = self.seq, "a parked push outlives its token: its lane is gone or busy");
-            }
+            // A lane that has ended has nothing to give up.
+            let _ = control.send(Control::GiveUp { session: self.session, seq: self.seq });
         }
     }
 }

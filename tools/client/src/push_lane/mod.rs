@@ -1,11 +1,13 @@
 //! One lane a group: numbers push messages, keeps the unacknowledged ones in order, and sends them until they are settled.
 //!
-//! `lane.rs` is the lane itself; `message.rs` what travels in it; this file the lanes of a client.
+//! `lane.rs` is the lane itself; `message.rs` what travels in it; `verdict.rs` what answers mean; this file the lanes of a
+//! client.
 //!
 //! Not here: making messages out of a batch (`push`), streams (`node_channel`).
 
 mod lane;
 mod message;
+mod verdict;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use message::{ParkedPush, Settled, Submission};
+pub(crate) use message::{MessageContent, ParkedPush, Settled, Submission, Unsent};
 
 use crate::ClientOptions;
 use crate::node_channel::NodeChannels;
@@ -56,11 +58,16 @@ impl PushLanes {
         PushLanes { context, tasks, stop, lanes: Mutex::default() }
     }
 
-    /// Hands a message to its lane, which settles it. Messages of one group are applied in the order of these calls.
+    /// Hands a message to its lane, which settles it. Messages of one group are applied in the order of these calls. A lane
+    /// that takes nothing until the message's deadline has it settled as unsent.
     pub(crate) async fn submit(&self, group: u64, submission: Submission) {
         let lane = self.lane(group);
-        // A lane that has ended drops the submission, and whoever waits for it sees that.
-        let _ = lane.send(submission).await;
+        match tokio::time::timeout_at(submission.deadline.into(), lane.reserve()).await {
+            Ok(Ok(place)) => place.send(submission),
+            // A lane that has ended: whoever waits for the submission sees that it is dropped.
+            Ok(Err(_)) => drop(submission),
+            Err(_) => submission.return_unsent("its shard's lane took no more pushes until the deadline"),
+        }
     }
 
     fn lane(&self, group: u64) -> mpsc::Sender<Submission> {

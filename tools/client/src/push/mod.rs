@@ -1,0 +1,94 @@
+//! Pushing: a batch becomes messages, messages become an outcome.
+//!
+//! Invariants:
+//! - repetitions of an id are summed in order of appearance (set: the last one counts), so an optimizer runs once per id;
+//! - messages of one shard are handed over in the order of the calls;
+//! - handing over ends at the push's deadline: what found no room until then is unsent, and kept for a retry.
+//!
+//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it; `handle.rs` waits for what becomes of
+//! them; this file begins a push.
+
+mod content;
+mod handle;
+mod packing;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+pub(crate) use content::{Content, check};
+pub use handle::PushHandle;
+
+use crate::Error;
+use crate::client::{Client, Inner};
+use crate::push_lane::{MessageContent, Settled, Submission, Unsent};
+
+/// How to push.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PushOptions {
+    /// Learning rate for this push only.
+    pub lr: Option<f32>,
+    /// The worker's step count; 0 outside a job.
+    pub clock: u64,
+}
+
+/// A push that was acknowledged as a whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PushReceipt {
+    /// Messages it took.
+    pub messages: usize,
+    /// Distinct rows in it.
+    pub rows: usize,
+}
+
+/// Begins a push of several tables: sections of one message a shard where they fit.
+pub(crate) async fn begin(
+    inner: &Arc<Inner>,
+    contents: &[Content<'_>],
+    options: PushOptions,
+) -> Result<PushHandle, Error> {
+    check(contents)?;
+    let deadline = Client::deadline(inner);
+    let mut handle = PushHandle::new(inner.clone());
+    if contents.iter().all(|c| c.ids.is_empty()) {
+        return Ok(handle);
+    }
+    let routing = inner.routing.table(deadline).await?;
+    let (messages, rows) = packing::pack(contents, &routing, options.lr);
+    handle.receipt = PushReceipt { messages: messages.len(), rows };
+    for message in messages {
+        let rows = message.ids.len() as u64;
+        let content = MessageContent { builder: message.builder, clock: options.clock, rows };
+        let settles = submit(inner, message.group, content, deadline).await?;
+        handle.add(message.group, message.ids, settles);
+    }
+    Ok(handle)
+}
+
+/// Hands a message to its group's lane, as soon as there is room for its bytes.
+async fn submit(
+    inner: &Inner,
+    group: u64,
+    content: MessageContent,
+    deadline: Instant,
+) -> Result<oneshot::Receiver<Settled>, Error> {
+    let (done, settles) = oneshot::channel();
+    let bytes = content.builder.len().min(inner.options.push_bytes_in_flight) as u32;
+    let acquiring = inner.push_bytes.clone().acquire_many_owned(bytes);
+    match tokio::time::timeout_at(deadline.into(), acquiring).await {
+        Ok(Ok(permit)) => {
+            inner.lanes.submit(group, Submission { content, deadline, done, permit }).await;
+        }
+        Ok(Err(_)) => return Err(Error::Closed),
+        Err(_) => {
+            let why = format!(
+                "{} bytes of earlier pushes were not acknowledged until the deadline, and no more are sent",
+                inner.options.push_bytes_in_flight
+            );
+            // The receiver is at hand.
+            let _ = done.send(Settled::Unsent(Unsent { content, why }));
+        }
+    }
+    Ok(settles)
+}

@@ -1,0 +1,127 @@
+//! Packing: a checked push becomes messages, at most as large as a server takes.
+//!
+//! Invariants:
+//! - a message has one section a table, at most [`PUSH_TABLES_MAX`] of them;
+//! - a message has at most [`PUSH_BODY_BYTES_MAX`], unless a single row is longer;
+//! - every distinct id is in exactly one message.
+
+use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
+use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
+
+use super::content::Content;
+use crate::batch::{Batch, add_row, put_row};
+use crate::routing_cache::RoutingTable;
+
+/// A message to be, and the ids in it.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) group: u64,
+    pub(super) builder: PushBodyBuilder,
+    pub(super) ids: Vec<u64>,
+    sections: usize,
+}
+
+impl Packed {
+    fn new(group: u64, bytes: usize) -> Self {
+        Packed { group, builder: PushBodyBuilder::new(HEADER_BYTES + bytes), ids: Vec::new(), sections: 0 }
+    }
+
+    fn takes(&self, group: u64, table: u32, bytes: usize) -> bool {
+        self.group == group
+            && self.sections < PUSH_TABLES_MAX
+            && self.builder.len() + bytes <= PUSH_BODY_BYTES_MAX
+            && !self.builder.has_table(table)
+    }
+}
+
+/// Lays out the messages of a push, in the order to send them, and counts its distinct rows. Sections of several tables share
+/// a message while they fit.
+pub(super) fn pack(
+    contents: &[Content<'_>],
+    routing: &RoutingTable,
+    lr: Option<f32>,
+) -> (Vec<Packed>, usize) {
+    let mut messages: Vec<Packed> = Vec::new();
+    let mut rows = 0;
+    for content in contents.iter().filter(|c| !c.ids.is_empty()) {
+        let row_bytes = if content.operation == Operation::Remove { 0 } else { content.dim * 4 };
+        let batch = Batch::new(content.table, content.ids);
+        rows += batch.len();
+        let room = PUSH_BODY_BYTES_MAX - HEADER_BYTES - SECTION_BYTES;
+        for part in batch.split(routing, row_bytes + 8, room) {
+            let bytes = SECTION_BYTES + part.distinct.len() * (row_bytes + 8);
+            let open = messages.iter().position(|m| m.takes(part.group, content.table, bytes));
+            let at = open.unwrap_or_else(|| {
+                messages.push(Packed::new(part.group, bytes));
+                messages.len() - 1
+            });
+            let message = &mut messages[at];
+            message.sections += 1;
+            fill(&mut message.builder, content, &batch, &part.distinct, lr);
+            let first_row = |distinct: &u32| batch.rows(*distinct).next();
+            message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
+        }
+    }
+    (messages, rows)
+}
+
+fn fill(
+    builder: &mut PushBodyBuilder,
+    content: &Content<'_>,
+    batch: &Batch,
+    distinct: &[u32],
+    lr: Option<f32>,
+) {
+    let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
+    let dim = content.dim;
+    let payload = builder.section(content.table, content.operation, Encoding::F32, dim as u32, lr, &keys);
+    if content.operation == Operation::Remove {
+        return;
+    }
+    let row = |at: usize| &content.values[at * dim..(at + 1) * dim];
+    for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(dim * 4)) {
+        if content.operation == Operation::Set {
+            put_row(place, row(batch.last_row(*d)));
+            continue;
+        }
+        let mut rows = batch.rows(*d);
+        if let Some(first) = rows.next() {
+            put_row(place, row(first));
+        }
+        for again in rows {
+            add_row(place, row(again));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evershard_proto::push_body::PushBody;
+    use evershard_proto::v1::NonFinitePolicy;
+
+    #[test]
+    fn more_tables_than_a_message_takes_go_in_several() {
+        let tables = PUSH_TABLES_MAX as u32 + 1;
+        let content = |table| Content {
+            table,
+            name: "t",
+            dim: 1,
+            operation: Operation::Gradient,
+            ids: &[7, 7],
+            values: &[1.0, 2.0],
+            non_finite: NonFinitePolicy::Reject,
+        };
+        let contents: Vec<_> = (1..=tables).map(content).collect();
+        let (messages, rows) = pack(&contents, &crate::routing_cache::table_for_tests(1), None);
+        assert_eq!(rows, tables as usize);
+        let mut seen = Vec::new();
+        for message in messages {
+            let bytes = message.builder.finish(1, 1, 0);
+            let body = PushBody::parse(&bytes).expect("a server can read it");
+            assert_eq!(body.sections().count(), message.ids.len());
+            seen.extend(body.sections().map(|section| section.table));
+        }
+        assert_eq!(seen, (1..=tables).collect::<Vec<_>>());
+    }
+}
