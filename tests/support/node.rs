@@ -116,6 +116,11 @@ impl Node {
         Some(status)
     }
 
+    /// Whether it has ended by itself; [`Node::poll_end`] still tells how.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_some())
+    }
+
     /// Freezes it: connections stay open, nothing answers.
     pub(crate) fn freeze(&self) {
         self.signal(libc::SIGSTOP);
