@@ -16,9 +16,11 @@ import argparse
 import json
 import multiprocessing
 import os
+import pathlib
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +29,7 @@ import time
 import numpy as np
 
 import evershard as es
+from evershard.local import find_binary
 
 DIM = 64
 BATCH = 4096
@@ -114,6 +117,27 @@ def measure(endpoints: str, args: argparse.Namespace, workers: int, report) -> N
             process.join(timeout=30)
 
 
+def wait_caught_up(cluster) -> None:
+    """Returns when every replica has applied what its leader has committed: the next kill is then the only failure."""
+    ctl = pathlib.Path(find_binary()).with_name("evershardctl")
+    command = [str(ctl), "--endpoints", ",".join(cluster.endpoints), "status", "--no-digest", "--output", "json"]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        shards = json.loads(done.stdout)["shards"] if done.returncode == 0 else []
+        # Some entries are always under way while the worker pushes.
+        behind = [
+            shard["id"]
+            for shard in shards
+            if shard["leader"] is None
+            or any((r["applied"] or -1) + 64 < max(o["committed"] or 0 for o in shard["replicas"]) for r in shard["replicas"])
+        ]
+        if shards and not behind:
+            return
+        time.sleep(0.2)
+    raise RuntimeError("a killed node did not catch up within 60 s")
+
+
 def measure_gaps(cluster, kills: int, rows: int) -> list:
     """Kills a shard's leader again and again under a worker; the longest operation around each kill, in milliseconds."""
     ended, problems = threading.Event(), []
@@ -140,7 +164,8 @@ def measure_gaps(cluster, kills: int, rows: int) -> list:
     gaps = []
     try:
         for _ in range(kills):
-            time.sleep(2.0 + random.random())
+            wait_caught_up(cluster)
+            time.sleep(1.0 + random.random())
             leaders = [shard["leader"] for shard in cluster.routing()["shards"] if shard["leader"]]
             node = random.choice(leaders)
             killed = time.perf_counter()
@@ -150,6 +175,7 @@ def measure_gaps(cluster, kills: int, rows: int) -> list:
                 raise problems[0]
             gaps.append(1e3 * max(length for begin, length in list(took) if begin + length >= killed))
             cluster.start_node(node)
+            wait_caught_up(cluster)
             took.clear()
     finally:
         ended.set()

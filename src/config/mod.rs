@@ -91,9 +91,9 @@ impl Default for ServerConfig {
             peers: Vec::new(),
             cluster_id: String::new(),
             durability: Durability::Fsync,
-            heartbeat_ms: 50,
-            election_min_ms: 150,
-            election_max_ms: 300,
+            heartbeat_ms: 30,
+            election_min_ms: 100,
+            election_max_ms: 200,
             log_segment_bytes: 64 << 20,
             log_cache_bytes: 256 << 20,
             log_retain_bytes: 64 << 20,
@@ -195,8 +195,8 @@ mod tests {
 
     #[test]
     fn a_field_that_makes_no_sense_is_named() {
-        let bad = ServerConfig { election_max_ms: 100, ..ServerConfig::default() };
-        let error = bad.validate().expect_err("100 ms is below the minimum");
+        let bad = ServerConfig { election_max_ms: 90, ..ServerConfig::default() };
+        let error = bad.validate().expect_err("90 ms is below the minimum");
         assert!(error.to_string().contains("election_max_ms"), "{error}");
     }
 
