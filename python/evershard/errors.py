@@ -111,7 +111,7 @@ class PartialPush(EvershardError):
         self.applied = applied
         #: Ids whose gradients were certainly not applied.
         self.refused = refused
-        #: Ids whose outcome is not known.
+        #: Ids whose outcome is not known, or that were not sent in time; `retry` settles both.
         self.unknown = unknown
         self._resume: Any = None
 
