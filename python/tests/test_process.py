@@ -107,8 +107,10 @@ def test_ctrl_c_interrupts_a_wait():
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         code = """
-            import sys
+            import signal, sys
             import evershard as es
+            # A shell's background job starts with SIGINT ignored, and so would this child.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             print("waiting", flush=True)
             try:
                 es.connect(sys.argv[1], connect_timeout=60)
