@@ -105,7 +105,7 @@ fn compare(group: &GroupPlacement, answers: &[(u64, Result<NodeStatus, RequestEr
             None => continue,
         };
         match status.replicas.iter().find(|r| r.replica == placed.replica) {
-            Some(replica) if replica.role == "quarantined" => {
+            Some(replica) if matches!(replica.role.as_str(), "quarantined" | "stopped") => {
                 problems.push(format!(
                     "its replica on node {node} is quarantined: {}",
                     replica.quarantine_reason

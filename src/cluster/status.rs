@@ -20,11 +20,9 @@ impl Node {
         for listed in self.listed() {
             if let Some(found) = quarantined.iter().find(|q| q.listed.replica == listed.replica) {
                 let quarantine_reason = found.reason.clone();
-                replicas.push(ReplicaStatus {
-                    role: "quarantined".into(),
-                    quarantine_reason,
-                    ..named(listed)
-                });
+                // Admission gives a successor to what is quarantined, and to nothing else.
+                let role = if found.is_lost { "quarantined" } else { "stopped" };
+                replicas.push(ReplicaStatus { role: role.into(), quarantine_reason, ..named(listed) });
             } else if let Some(shard) = shards.iter().find(|s| s.listed.replica == listed.replica) {
                 replicas.push(shard_status(shard, request));
             } else if let Some(meta) = self.replicas.meta().filter(|m| m.listed.replica == listed.replica) {

@@ -69,7 +69,7 @@ pub(crate) struct ShardView {
 pub(crate) struct ReplicaView {
     pub(crate) node: u64,
     pub(crate) replica: u64,
-    /// "leader", "follower", "learner", "candidate", "starting", "quarantined", "missing" or "unreachable".
+    /// "leader", "follower", "learner", "candidate", "starting", "quarantined", "stopped", "missing" or "unreachable".
     pub(crate) role: String,
     pub(crate) last_index: Option<u64>,
     pub(crate) committed: Option<u64>,
