@@ -5,13 +5,15 @@ use std::sync::Arc;
 use evershard_storage::disk::RealDisk;
 use evershard_storage::log::{Driver, Log, LogOptions};
 use openraft::StorageError;
+use openraft::entry::RaftEntry as _;
+use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 use openraft::testing::log::{StoreBuilder, Suite};
 
 use crate::applier::{Applier, ApplierState};
 use crate::executor::ApplyThreads;
 use crate::log_store::LogStore;
 use crate::options::RaftLimits;
-use crate::type_config::{Tokio, TypeConfig};
+use crate::type_config::{LeaderId, LogId, RaftEntry, Tokio, TypeConfig};
 
 #[path = "../tests/support/adder.rs"]
 #[allow(dead_code, missing_docs, unreachable_pub)]
@@ -58,4 +60,31 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passes_openrafts_suite() {
     Suite::test_all(Builder).await.expect("the whole suite");
+}
+
+fn id(term: u64, index: u64) -> LogId {
+    LogId::new(LeaderId { term, node_id: term }, index)
+}
+
+/// The record of the committed position goes out with whatever is written next, so a torn batch may keep it and lose the
+/// entries it speaks of, or the truncation before them. openraft would apply what lies at these indexes, or find too
+/// little and not start at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_committed_position_counts_only_with_the_entry_it_names() {
+    let (guard, mut store, _applier) = Builder.build().await.expect("builds");
+    store.blocking_append((1..=5).map(|index| RaftEntry::new_blank(id(1, index)))).await.expect("appended");
+    for (committed, counts) in
+        [(id(1, 3), true), (id(1, 5), true), (id(1, 6), false), (id(2, 5), false), (id(2, 3), false)]
+    {
+        store.save_committed(Some(committed)).await.expect("saved");
+        let read = store.read_committed().await.expect("readable");
+        assert_eq!(read, counts.then_some(committed), "{committed}");
+    }
+    store.purge(id(1, 4)).await.expect("purged");
+    for (committed, counts) in [(id(1, 4), true), (id(2, 4), false), (id(1, 2), false)] {
+        store.save_committed(Some(committed)).await.expect("saved");
+        let read = store.read_committed().await.expect("readable");
+        assert_eq!(read, counts.then_some(committed), "{committed} of a purged log");
+    }
+    drop(guard);
 }

@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! - openraft hears of durability only after the bytes are durable, and in order;
-//! - votes, truncations and purges are durable before their call returns; the committed position is lazily so;
+//! - votes, truncations and purges are durable before their call returns; the committed position is lazily so, and
+//!   counts after a restart only if the log holds the entry it names;
 //! - reads of what is no longer in memory run on a blocking thread;
 //! - entries for a follower are bounded by bytes, and there is always at least one.
 //!
@@ -209,8 +210,18 @@ impl<RT: Runtime> RaftLogStorage<TypeConfig<RT>> for LogStore<RT> {
         Ok(())
     }
 
+    /// Only a position this log proves. The record of it may have reached the disk before the entries it speaks of, or
+    /// before the truncation that made room for them; openraft applies up to it by index, whatever lies there. Entries
+    /// of one id have the same prefix everywhere, so holding the very entry is proof. What is not proven the leader
+    /// says again.
     async fn read_committed(&mut self) -> Result<Option<LogId>, io::Error> {
-        self.log.committed().map(|bytes| decode_committed(bytes).map_err(unreadable)).transpose()
+        let Some(bytes) = self.log.committed() else { return Ok(None) };
+        let committed = decode_committed(bytes).map_err(unreadable)?;
+        let held = match self.log.state().last_purged {
+            Some(purged) if purged.index == committed.index() => Some(purged),
+            _ => self.log.entry_id(committed.index()),
+        };
+        Ok(held.is_some_and(|id| log_id(&id) == committed).then_some(committed))
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig<RT>>) -> Result<(), io::Error>

@@ -12,326 +12,84 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
-use evershard_raft::transport::Router;
-use evershard_raft::{Group, GroupHost, InlineExecutor, LogPosition, Peer, RaftOptions, RaftTiming, Runtime};
-use evershard_storage::log::{Driver, Log, LogOptions};
-use evershard_storage::testing::{Loss, SimDisk};
-use openraft::Instant as _;
-use openraft_rt_sim::{SimInstant, SimRuntime};
-use parking_lot::Mutex;
-use support::adder::Adder;
-use support::oracle::{Oracle, Readers, check_leases};
-use support::sim_net::{Dice, SimNet};
-use tokio_util::sync::CancellationToken;
+use evershard_raft::Runtime;
+use openraft_rt_sim::SimRuntime;
+use support::oracle::check_leases;
+use support::world::{NODES, World, replica};
 
-const GROUP: u64 = 1;
-const NODES: u64 = 3;
-
-struct Node {
-    id: u64,
-    disk: SimDisk,
-    /// Longest time between two syncs, in microseconds.
-    sync_micros: Arc<AtomicU64>,
-    live: Option<Live>,
+/// Something goes wrong, or housekeeping happens.
+async fn trouble(world: &mut World) {
+    let number = world.dice.below(NODES) as usize;
+    let id = world.nodes[number].id;
+    match world.dice.below(100) {
+        0..=7 => {
+            world.crash(number).await;
+        }
+        8..=12 => {
+            // All at once.
+            for number in 0..world.nodes.len() {
+                world.crash(number).await;
+            }
+        }
+        13..=20 => {
+            let to = 1 + world.dice.below(NODES);
+            world.net.cut(id, to, true);
+        }
+        21..=32 => {
+            // Leaders are the ones worth cutting off.
+            let leader =
+                world.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
+            let alone = leader.filter(|_| world.dice.chance(2)).unwrap_or(id);
+            for other in (1..=NODES).filter(|other| *other != alone) {
+                world.net.cut(alone, other, true);
+            }
+        }
+        33..=50 => world.net.mend(),
+        51..=58 => {
+            let slowest = [1_500, 1_500, 20_000, 150_000][world.dice.below(4) as usize];
+            world.nodes[number].sync_micros.store(slowest, Ordering::Relaxed);
+        }
+        59..=62 => world.forget_a_lease().await,
+        63..=70 => {
+            if let Some(live) = &world.nodes[number].live {
+                let to = replica(1 + world.dice.below(NODES));
+                let group = live.group.clone();
+                drop(SimRuntime::spawn(async move {
+                    let _ = group.transfer_leader(to, Duration::from_secs(1)).await;
+                }));
+            }
+        }
+        _ => {
+            if let Some(live) = &world.nodes[number].live
+                && live.adder.flush(live.group.log().durable_index())
+            {
+                live.group.flushed();
+            }
+        }
+    }
 }
 
-struct Live {
-    log: Log,
-    /// Ends the pump: a dead process touches its disk no more.
-    alive: CancellationToken,
-    group: Group<SimRuntime>,
-    adder: Arc<Adder>,
-}
-
-struct World {
-    folder: tempfile::TempDir,
-    dice: Dice,
-    net: Arc<SimNet>,
-    oracle: Arc<Mutex<Oracle>>,
-    readers: Readers,
-    nodes: Vec<Node>,
-    started: SimInstant,
-}
-
-fn replica(node: u64) -> u64 {
-    10 + node
-}
-
-fn peer(node: u64) -> Peer {
-    Peer { node, address: format!("sim://{node}") }
-}
-
-impl World {
-    fn new(seed: u64) -> Self {
-        let dice = Dice::new(seed);
-        let node = |id| Node {
-            id,
-            disk: SimDisk::new(dice.next()),
-            sync_micros: Arc::new(AtomicU64::new(1_500)),
-            live: None,
-        };
-        let nodes = (1..=NODES).map(node).collect();
-        Self {
-            folder: tempfile::tempdir().expect("tempdir"),
-            net: SimNet::new(dice.clone()),
-            dice,
-            oracle: Arc::default(),
-            readers: Arc::default(),
-            nodes,
-            started: SimInstant::now(),
+async fn live_through(world: &mut World, steps: u64) {
+    world.start_all().await;
+    for step in 0..steps {
+        for _ in 0..world.dice.below(6) {
+            world.propose(step * 10 + world.dice.below(10) + 1);
         }
-    }
-
-    async fn start(&mut self, number: usize) {
-        let id = self.nodes[number].id;
-        let data = self.folder.path().join(format!("node-{id}"));
-        let mut options = RaftOptions::new("sim", id, &data);
-        options.timing = RaftTiming::default();
-        options.limits.retain_log_bytes = 2_000;
-        options.limits.append_bytes = 2_000;
-        options.limits.apply_entries = 7;
-        let started = self.started;
-        options.clock = Arc::new(move || 1_000 + (SimInstant::now() - started).as_millis() as u64);
-
-        let mut log_options = LogOptions::new("/log");
-        log_options.segment_bytes = 64 << 10;
-        log_options.cache_bytes = 4 << 10;
-        log_options.boot_id = "sim".to_owned();
-        log_options.on_fatal = Arc::new(|_, _| {});
-        let (log, recovery) =
-            Log::open(log_options, Arc::new(self.nodes[number].disk.clone()), Driver::Manual)
-                .expect("a log that was only cut off opens");
-        assert!(recovery.quarantined.is_empty(), "{:?}", recovery.quarantined);
-
-        let oracle = Arc::clone(&self.oracle);
-        let witness = move |at: LogPosition, digest: u64| {
-            oracle.lock().applied(at, digest);
-        };
-        let adder = Adder::open(&data.join("state"), false, Some(Arc::new(witness)));
-        let router = Arc::new(Router::default());
-        let host = GroupHost::<SimRuntime> {
-            options,
-            executor: Arc::new(InlineExecutor),
-            transport: self.net.transport(id),
-            router: Arc::clone(&router),
-        };
-        // The disk works while the group opens: votes and purges are durable before their calls return.
-        let handle = log.group(GROUP, replica(id)).expect("log");
-        let alive = CancellationToken::new();
-        self.pump(log.clone(), alive.clone(), Arc::clone(&self.nodes[number].sync_micros));
-        let group =
-            host.open(GROUP, replica(id), Arc::clone(&adder) as _, handle).await.expect("the replica opens");
-        self.net.up(id, router);
-        self.readers.lock().insert(id, (group.clone(), Arc::clone(&adder)));
-        self.nodes[number].live = Some(Live { log, alive, group, adder });
-    }
-
-    /// Commits the log's queue after a random time, until the process dies.
-    fn pump(&self, log: Log, alive: CancellationToken, sync_micros: Arc<AtomicU64>) {
-        let dice = self.dice.clone();
-        drop(SimRuntime::spawn(async move {
-            while !alive.is_cancelled() {
-                log.pump();
-                if dice.chance(64) {
-                    log.housekeep();
-                }
-                SimRuntime::sleep(dice.micros(50, sync_micros.load(Ordering::Relaxed))).await;
-            }
-        }));
-    }
-
-    /// The power goes: nothing more is written or sent, and what was not synced is lost, in part.
-    async fn crash(&mut self, number: usize) {
-        let node = &mut self.nodes[number];
-        let Some(live) = node.live.take() else { return };
-        node.disk.cut_power();
-        self.net.down(node.id);
-        self.readers.lock().remove(&node.id);
-        live.alive.cancel();
-        // Whatever waits for the disk hears that it is dead.
-        live.log.pump();
-        live.group.shutdown().await;
-        drop(live);
-        let loss = if self.dice.chance(3) { Loss::All } else { Loss::Random };
-        node.disk.power_cycle(loss);
-        self.oracle.lock().restarts += 1;
-    }
-
-    fn live(&self) -> impl Iterator<Item = (&Node, &Live)> {
-        self.nodes.iter().filter_map(|node| Some((node, node.live.as_ref()?)))
-    }
-
-    fn propose(&self, number: u64) {
-        let leaders: Vec<_> = self.live().filter(|(_, live)| live.group.leadership().is_self).collect();
-        if leaders.is_empty() {
-            return;
+        SimRuntime::sleep(world.dice.micros(500, 30_000)).await;
+        check_leases(&world.readers, &world.oracle);
+        if world.dice.chance(12) {
+            trouble(world).await;
         }
-        let (_, live) = leaders[self.dice.below(leaders.len() as u64) as usize];
-        let mut command = vec![0u8; 8 + self.dice.below(400) as usize];
-        command[..8].copy_from_slice(&number.to_le_bytes());
-        let Ok(answer) = live.group.propose(Bytes::from(command)) else { return };
-        let (oracle, adder) = (Arc::clone(&self.oracle), Arc::clone(&live.adder));
-        let readers = Arc::clone(&self.readers);
-        drop(SimRuntime::spawn(async move {
-            if answer.await.is_ok() {
-                // It was applied here before it was answered.
-                let applied = adder.index_of(number).expect("an acknowledged command was applied");
-                oracle.lock().acknowledge(number, applied);
-                // The moment at which a leader that was deposed unawares would be caught.
-                check_leases(&readers, &oracle);
-            }
-        }));
-    }
-
-    /// A leader that only one voter still follows is cut off from it, and that voter restarts at once: were it to vote
-    /// right away, there would be a second leader within the first one's lease (design 14.9).
-    async fn forget_a_lease(&mut self) {
-        let leader = self.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
-        let Some(leader) = leader else { return };
-        let others: Vec<u64> = (1..=NODES).filter(|other| *other != leader).collect();
-        let (candidate, voter) =
-            if self.dice.chance(2) { (others[0], others[1]) } else { (others[1], others[0]) };
-        self.net.mend();
-        self.net.cut(leader, candidate, true);
-        for step in 0..70 {
-            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
-            SimRuntime::sleep(Duration::from_millis(20)).await;
-        }
-        let number = voter as usize - 1;
-        self.crash(number).await;
-        self.net.cut(leader, voter, true);
-        self.start(number).await;
-        for step in 0..40 {
-            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
-            SimRuntime::sleep(Duration::from_millis(10)).await;
-            check_leases(&self.readers, &self.oracle);
-        }
-        self.net.mend();
-    }
-
-    async fn trouble(&mut self) {
-        let number = self.dice.below(NODES) as usize;
-        let id = self.nodes[number].id;
-        match self.dice.below(100) {
-            0..=7 => {
-                self.crash(number).await;
-            }
-            8..=12 => {
-                // All at once.
-                for number in 0..self.nodes.len() {
-                    self.crash(number).await;
-                }
-            }
-            13..=20 => {
-                let to = 1 + self.dice.below(NODES);
-                self.net.cut(id, to, true);
-            }
-            21..=32 => {
-                // Leaders are the ones worth cutting off.
-                let leader =
-                    self.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
-                let alone = leader.filter(|_| self.dice.chance(2)).unwrap_or(id);
-                for other in (1..=NODES).filter(|other| *other != alone) {
-                    self.net.cut(alone, other, true);
-                }
-            }
-            33..=50 => self.net.mend(),
-            51..=58 => {
-                let slowest = [1_500, 1_500, 20_000, 150_000][self.dice.below(4) as usize];
-                self.nodes[number].sync_micros.store(slowest, Ordering::Relaxed);
-            }
-            59..=62 => self.forget_a_lease().await,
-            63..=70 => {
-                if let Some(live) = &self.nodes[number].live {
-                    let to = replica(1 + self.dice.below(NODES));
-                    let group = live.group.clone();
-                    drop(SimRuntime::spawn(async move {
-                        let _ = group.transfer_leader(to, Duration::from_secs(1)).await;
-                    }));
-                }
-            }
-            _ => {
-                if let Some(live) = &self.nodes[number].live
-                    && live.adder.flush(live.group.log().durable_index())
-                {
-                    live.group.flushed();
-                }
+        for number in 0..world.nodes.len() {
+            if world.nodes[number].live.is_none() && world.dice.chance(40) {
+                world.start(number).await;
             }
         }
     }
-
-    async fn run(&mut self, steps: u64) {
-        for number in 0..self.nodes.len() {
-            self.start(number).await;
-        }
-        let members = (1..=NODES).map(|id| (replica(id), peer(id))).collect();
-        let first = self.nodes[0].live.as_ref().expect("started").group.clone();
-        first.initialize(members).await.expect("initialised once");
-        for step in 0..steps {
-            for _ in 0..self.dice.below(6) {
-                self.propose(step * 10 + self.dice.below(10) + 1);
-            }
-            SimRuntime::sleep(self.dice.micros(500, 30_000)).await;
-            check_leases(&self.readers, &self.oracle);
-            if self.dice.chance(12) {
-                self.trouble().await;
-            }
-            for number in 0..self.nodes.len() {
-                if self.nodes[number].live.is_none() && self.dice.chance(40) {
-                    self.start(number).await;
-                }
-            }
-        }
-        self.settle().await;
-    }
-
-    /// Mends everything and waits until all agree.
-    async fn settle(&mut self) {
-        self.net.mend();
-        for number in 0..self.nodes.len() {
-            self.nodes[number].sync_micros.store(1_500, Ordering::Relaxed);
-            if self.nodes[number].live.is_none() {
-                self.start(number).await;
-            }
-        }
-        let deadline = SimInstant::now() + Duration::from_secs(60);
-        loop {
-            self.propose(u64::MAX);
-            SimRuntime::sleep(Duration::from_millis(500)).await;
-            let states: Vec<_> = self.live().map(|(_, live)| live.adder.state()).collect();
-            let agree = states.iter().all(|state| *state == states[0]);
-            let ended = self.oracle.lock().acknowledged.contains(&u64::MAX);
-            if agree && ended {
-                break;
-            }
-            assert!(SimInstant::now() < deadline, "no agreement: {:?}", self.report());
-        }
-        let acknowledged = self.oracle.lock().acknowledged.clone();
-        for (node, live) in self.live() {
-            for number in &acknowledged {
-                assert!(live.adder.index_of(*number).is_some(), "node {} lost {number}", node.id);
-            }
-        }
-        for number in 0..self.nodes.len() {
-            if let Some(live) = self.nodes[number].live.take() {
-                let purged = live.group.status().purged;
-                if purged.is_some() {
-                    self.oracle.lock().snapshots_installed += live.adder.installs();
-                }
-                live.group.shutdown().await;
-                live.alive.cancel();
-            }
-            self.nodes[number].disk.cut_power();
-        }
-    }
-
-    fn report(&self) -> Vec<evershard_raft::GroupStatus> {
-        self.live().map(|(_, live)| live.group.status()).collect()
-    }
+    world.settle().await;
 }
 
 struct Run {
@@ -348,7 +106,7 @@ fn run(seed: u64, steps: u64) -> Run {
     runtime.record_trace(true);
     let oracle = runtime.block_on(async {
         let mut world = World::new(seed);
-        world.run(steps).await;
+        live_through(&mut world, steps).await;
         Arc::clone(&world.oracle)
     });
     let trace = runtime.take_trace();

@@ -5,3 +5,4 @@ pub mod adder;
 pub mod cluster;
 pub mod oracle;
 pub mod sim_net;
+pub mod world;

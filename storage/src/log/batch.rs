@@ -178,7 +178,8 @@ impl Batch {
         self.put(header, Bytes::copy_from_slice(reason.as_bytes()));
     }
 
-    /// The group's present state, once more. Newer than what is durable does no harm: it only comes earlier.
+    /// The group's present state, once more. Newer than what is durable does no harm: it only comes earlier (of the
+    /// commit position that is no news: see `GroupLog::save_committed`).
     fn put_anchors(&mut self, group: &Arc<Group>, placed: &mut Placed) {
         let index = group.lock();
         if index.is_destroyed {

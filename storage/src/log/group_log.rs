@@ -85,7 +85,8 @@ impl GroupLog {
     }
 
     /// Replaces the commit position; goes out with the next batch, or within about a second, and costs no sync of its
-    /// own otherwise. Nobody is told when. Too long a one is dropped.
+    /// own otherwise. Nobody is told when. Too long a one is dropped. It may reach the disk before changes made before
+    /// it: who reads it after a restart has to compare it with the entries there are.
     pub fn save_committed(&self, committed: Bytes) {
         if committed.len() > BODY_BYTES_MAX {
             return;
