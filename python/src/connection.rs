@@ -148,12 +148,7 @@ impl Connection {
 
     /// Gradients of several tables, no table twice; waits for the quorum.
     #[pyo3(signature = (items, lr))]
-    fn push_many<'py>(
-        &self,
-        py: Python<'py>,
-        items: Vec<(Py<TableHandle>, Ids<'py>, Floats<'py>)>,
-        lr: Option<f32>,
-    ) -> PyResult<()> {
+    fn push_many<'py>(&self, py: Python<'py>, items: Vec<OwnedPush<'py>>, lr: Option<f32>) -> PyResult<()> {
         let handle = self.begin(py, &items, lr)?;
         self.run(py, handle.wait()).map(|_| ())
     }
@@ -163,7 +158,7 @@ impl Connection {
     fn push_begin<'py>(
         &self,
         py: Python<'py>,
-        groups: Vec<(Vec<(Py<TableHandle>, Ids<'py>, Floats<'py>)>, Option<f32>)>,
+        groups: Vec<(Vec<OwnedPush<'py>>, Option<f32>)>,
     ) -> PyResult<PendingPush> {
         // All groups before any of them is sent: a refusal changes nothing.
         for (items, _) in &groups {
@@ -250,22 +245,19 @@ impl Connection {
 }
 
 impl Connection {
-    fn begin<'py>(
-        &self,
-        py: Python<'py>,
-        items: &[(Py<TableHandle>, Ids<'py>, Floats<'py>)],
-        lr: Option<f32>,
-    ) -> PyResult<PushHandle> {
+    fn begin<'py>(&self, py: Python<'py>, items: &[OwnedPush<'py>], lr: Option<f32>) -> PyResult<PushHandle> {
         let client = self.client.get()?;
         let pushes = as_pushes(items)?;
         self.run(py, client.push_many_begin(&pushes, PushOptions { lr, ..PushOptions::default() }))
     }
 }
 
-/// The same without owners: borrowed from Python as long as the call lasts.
-fn as_pushes<'a>(
-    items: &'a [(Py<TableHandle>, Ids<'_>, Floats<'_>)],
-) -> PyResult<Vec<(&'a Table, &'a [u64], &'a [f32])>> {
+/// One table's part of a push, as Python gave it.
+type OwnedPush<'py> = (Py<TableHandle>, Ids<'py>, Floats<'py>);
+/// The same, borrowed from Python as long as the call lasts.
+type BorrowedPush<'a> = (&'a Table, &'a [u64], &'a [f32]);
+
+fn as_pushes<'a>(items: &'a [OwnedPush<'_>]) -> PyResult<Vec<BorrowedPush<'a>>> {
     items
         .iter()
         .map(|(table, ids, grads)| Ok((table.get().table()?, ids.as_slice()?, grads.as_slice()?)))
