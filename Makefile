@@ -1,7 +1,8 @@
 # Evershard, by two commands: `make demo` and `make test`. Everything else is in scripts/, one short script a target.
 #
-# Nothing is installed outside the system's package manager, .venv and one cache folder
-# ($EVERSHARD_CACHE, default ~/.cache/evershard), which serves every checkout on this machine.
+# Nothing is installed outside the system's package manager, .venv and one cache folder ($EVERSHARD_CACHE, default
+# ~/.cache/evershard), which serves every checkout on this machine; but `make test` adds cargo-nextest to cargo's own
+# tools where it is missing.
 
 SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help

@@ -52,6 +52,9 @@ def main() -> int:
 
     torch.set_num_threads(1)
     began = time.monotonic()
+    # A run that breaks off must not leave the report of an earlier one.
+    for old in ("report.json", "report.png"):
+        (HERE / old).unlink(missing_ok=True)
     data.ensure_wheel()
     directory = HERE / "cluster"
     shutil.rmtree(directory, ignore_errors=True)

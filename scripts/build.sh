@@ -3,8 +3,8 @@
 source "$(dirname "$0")/common.sh"
 
 scripts/setup.sh "${1:-build}"
-if first_time; then
-    say "first build on this machine: RocksDB and all dependencies, 30-45 minutes on 2 cores; later builds take seconds"
+if first_time release; then
+    say "first build on this machine: RocksDB (12-18 minutes on 2 cores, once) and all dependencies (10-15 minutes); later builds take seconds"
 fi
 use_rocksdb
 

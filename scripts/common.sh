@@ -18,5 +18,5 @@ use_rocksdb() {
     export ROCKSDB_LIB_DIR ROCKSDB_STATIC=1
 }
 
-# True when nothing was built yet on this machine.
-first_time() { [ ! -d "$CARGO_TARGET_DIR/release" ] && [ ! -d "$CARGO_TARGET_DIR/debug" ]; }
+# True when the profile in this folder (release, debug) was never built to its end on this machine.
+first_time() { [ ! -x "$CARGO_TARGET_DIR/$1/evershard" ]; }

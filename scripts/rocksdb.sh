@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds librocksdb.a once per machine into a cache outside the checkout and prints the folder that holds it.
 #
-# RocksDB is 343 C++ files (12-14 minutes on two cores). Cargo would build it again for every clean target
+# RocksDB is 343 C++ files (12-18 minutes on two cores). Cargo would build it again for every clean target
 # folder; with ROCKSDB_LIB_DIR pointing here it is only linked. The folder's name carries the version and the
 # flags, so another version or another instruction set never picks up a stale archive.
 set -euo pipefail
@@ -28,7 +28,7 @@ if [ -f "$DIR/librocksdb.a" ]; then
     exit 0
 fi
 
-echo "evershard: building RocksDB once for this machine into $DIR (12-14 minutes on 2 cores)" >&2
+echo "evershard: building RocksDB once for this machine into $DIR (12-18 minutes on 2 cores)" >&2
 WORK="$CACHE/rocksdb-build"
 rm -rf "$WORK/package"
 mkdir -p "$WORK/package/src"

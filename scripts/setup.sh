@@ -60,7 +60,7 @@ have="$(rustc --version | awk '{print $2}')"
 for purpose in "$@"; do
     if [ "$purpose" = test ] && ! command -v cargo-nextest > /dev/null; then
         say "installing cargo-nextest (5-10 minutes on 2 cores, once)"
-        cargo install cargo-nextest --locked --quiet
+        cargo install cargo-nextest --version 0.9.143 --locked --quiet
     fi
 done
 

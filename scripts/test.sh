@@ -6,6 +6,9 @@ scripts/setup.sh test
 scripts/build.sh test
 use_rocksdb
 
+if first_time debug; then
+    say "first build of the tests on this machine: 12-15 minutes on 2 cores"
+fi
 say "Rust tests (cluster tests start real processes, one cluster at a time)"
 # The Python module cannot be linked into a test binary: it takes its symbols from the interpreter.
 cargo nextest run --locked --workspace --exclude evershard-python --features evershard/failpoints

@@ -88,8 +88,13 @@ async fn a_pull_never_sees_half_a_row() {
             pulls
         }));
     }
+    // By values and by gradients, which are the same in every column of a row.
     for step in 1..=300u32 {
-        table.set(&ids, &vec![step as f32; ids.len() * DIM]).await.unwrap();
+        let content = vec![step as f32; ids.len() * DIM];
+        match step % 2 {
+            0 => table.set(&ids, &content).await.unwrap(),
+            _ => table.push(&ids, &content).await.unwrap(),
+        }
     }
     stop.store(true, Ordering::SeqCst);
     for reader in readers {

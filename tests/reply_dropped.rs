@@ -50,6 +50,7 @@ async fn push_without_reply(cluster: &Cluster, leader: u64, table: &Table, ids: 
 async fn a_push_sent_again_to_the_same_leader_is_applied_once() {
     let (cluster, _trainer, table) = proxied().await;
     let mut ledger = Ledger::default();
+    let mut same = 0;
     for round in 0..ROUNDS {
         let leader = cluster.leader_of(0).await;
         let ids: Vec<u64> = (0..=round).collect();
@@ -59,7 +60,9 @@ async fn a_push_sent_again_to_the_same_leader_is_applied_once() {
         cluster.proxy(leader).set(Mode::Pass);
         waiting.await.unwrap();
         ledger.acknowledge(&ids, &vec![1; ids.len()]);
+        same += u32::from(cluster.leader_of(0).await == leader);
     }
+    assert!(same > 0, "an election came between in every round");
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;
 }

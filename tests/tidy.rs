@@ -164,6 +164,41 @@ fn nothing_is_left_unfinished() {
     assert_none(problems, "marks of unfinished work");
 }
 
+/// Apply gives the same on every replica and at every time (design 4, rule 4): the rooms that it is made of know no clock,
+/// no randomness, and no function whose last bit depends on the platform.
+#[test]
+fn what_applies_entries_is_deterministic() {
+    const ROOMS: [&str; 4] = ["src/apply", "src/model", "src/optimizer", "src/meta/state.rs"];
+    const BANNED: [&str; 12] = [
+        "Instant",
+        "SystemTime",
+        "rand::",
+        "RandomState",
+        ".powf(",
+        ".powi(",
+        ".exp(",
+        ".ln(",
+        ".sin(",
+        ".cos(",
+        ".mul_add(",
+        "thread",
+    ];
+    let files = tracked();
+    let mut problems = Vec::new();
+    let in_rooms = |file: &&PathBuf| ROOMS.iter().any(|room| file.starts_with(room)) && !is_test(file);
+    for file in with_extension(&files, "rs").filter(in_rooms) {
+        let text = read(file).unwrap_or_default();
+        let production = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(&text);
+        for (number, line) in production.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or(line);
+            for banned in BANNED.iter().filter(|banned| code.contains(**banned)) {
+                problems.push(format!("{}:{}: {banned}", file.display(), number + 1));
+            }
+        }
+    }
+    assert_none(problems, "what replicas may disagree on");
+}
+
 fn is_source(file: &Path) -> bool {
     file.extension().and_then(|extension| extension.to_str()).is_some_and(|extension| {
         matches!(extension, "rs" | "py" | "pyi" | "sh" | "toml" | "proto" | "md" | "yml" | "yaml")

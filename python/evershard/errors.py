@@ -78,9 +78,10 @@ class WrongCluster(EvershardError):
 
 
 class Unavailable(EvershardError, ConnectionError):
-    """Nobody answered, or no leader; the message names what was tried. Nothing was changed.
+    """Nobody answered, or no leader; the message names what was tried.
 
-    A push that may have reached a server raises :class:`PartialPush` instead.
+    Raised by a push, nothing of it was applied: one that may have reached a server raises :class:`PartialPush` instead.
+    Creating or dropping a table may have happened all the same; doing it again is safe.
     """
 
 

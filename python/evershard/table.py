@@ -98,7 +98,7 @@ class Table:
         return native.push_begin([([(self._in(self.cluster, native), array, rows)], lr)])
 
     def push_pull(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> np.ndarray:
-        """Reads rows, then pushes gradients to them, in one round trip.
+        """Reads rows, then pushes gradients to them: a pull and a push in one call.
 
         Returns:
             The rows as they were before this push, ``float32[*ids.shape, dim]``.

@@ -32,21 +32,6 @@ fn reached(scenario: impl AsyncFn(&mut World) -> bool) -> usize {
         .count()
 }
 
-/// Proposes until the leader has acknowledged some of it; the number of its node.
-async fn settled_leader(world: &World, first: u64) -> usize {
-    for number in first..first + 10_000 {
-        world.propose(number);
-        SimRuntime::sleep(Duration::from_millis(5)).await;
-        let leader = world.live().find(|(_, live)| live.group.serving_lease().is_ok());
-        if let Some((node, _)) = leader
-            && world.oracle.lock().acknowledged.len() > 20
-        {
-            return node.id as usize - 1;
-        }
-    }
-    panic!("nobody leads");
-}
-
 fn acknowledged(world: &World) -> u64 {
     world.oracle.lock().acknowledged_index
 }
@@ -54,7 +39,7 @@ fn acknowledged(world: &World) -> u64 {
 #[test]
 fn a_leader_that_is_cut_off_does_not_serve_past_its_lease() {
     let moments = reached(async |world| {
-        let old = settled_leader(world, 1).await;
+        let old = world.settled_leader(1).await;
         let id = world.nodes[old].id;
         let before = acknowledged(world);
         for other in (1..=NODES).filter(|other| *other != id) {
@@ -84,7 +69,7 @@ fn a_new_leader_does_not_serve_before_it_has_applied_what_was_acknowledged() {
     let moments = reached(async |world| {
         let mut is_reached = false;
         for round in 0..6 {
-            let old = settled_leader(world, 1 + round * 100_000).await;
+            let old = world.settled_leader(1 + round * 100_000).await;
             // From here on a follower takes long to make an entry durable, so to commit in a new term.
             let others: Vec<usize> = (0..world.nodes.len()).filter(|number| *number != old).collect();
             let before = acknowledged(world);

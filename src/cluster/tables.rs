@@ -45,23 +45,32 @@ impl Node {
         Ok(table)
     }
 
-    /// Drops a table and its rows.
+    /// Which table has this name now, through the log: its permanent number.
     ///
     /// # Errors
     /// UNKNOWN_TABLE.
-    pub async fn drop_table(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+    pub async fn find_table_to_drop(self: &Arc<Self>, name: &str) -> Result<u32, RequestError> {
+        self.require_cluster()?;
+        let find = Command::RemoveTable(RemoveTable { name: name.into(), number: 0 });
+        let outcome =
+            self.propose_meta(find, Instant::now() + DEADLINE).await.map_err(|e| match e.kind() {
+                ErrorKind::Invalid => RequestError::new(ErrorKind::UnknownTable, e.to_string()),
+                _ => e,
+            })?;
+        let table = outcome.table;
+        table.map(|t| t.number).ok_or_else(|| RequestError::new(ErrorKind::Internal, "no table was named"))
+    }
+
+    /// Drops the table with this number, and its rows; one that is gone is dropped. By number, because a drop whose
+    /// outcome is unknown is tried again, and by then the name may be another table's.
+    ///
+    /// # Errors
+    /// Passing ones: it may or may not be dropped.
+    pub async fn drop_table(self: &Arc<Self>, name: &str, number: u32) -> Result<(), RequestError> {
         self.require_cluster()?;
         let deadline = Instant::now() + DEADLINE;
-        // First which table it is, through the log; then that one by its number: a drop whose outcome is unknown is tried
-        // again, and by then the name may be another table's.
-        let remove = |number| Command::RemoveTable(RemoveTable { name: name.into(), number });
-        let named = self.propose_meta(remove(0), deadline).await.map_err(|e| match e.kind() {
-            ErrorKind::Invalid => RequestError::new(ErrorKind::UnknownTable, e.to_string()),
-            _ => e,
-        })?;
-        let number = named.table.map_or(0, |table| table.number);
-        let outcome = self.propose_meta(remove(number), deadline).await?;
-        match outcome.table {
+        let remove = Command::RemoveTable(RemoveTable { name: name.into(), number });
+        match self.propose_meta(remove, deadline).await?.table {
             Some(table) => self.tell_shards(&table, true, deadline).await,
             None => Ok(()),
         }

@@ -6,11 +6,15 @@
 //! Invariants:
 //! - within a term, a session's sequence number is let in only when all before it were let in or are applied;
 //! - a number let in before may come again (its reply was lost): apply answers it from the session table;
-//! - what is remembered here dies with the term.
+//! - what is remembered here dies with the term, and is bounded: beyond `SESSIONS_MAX` all of it is forgotten, and the
+//!   session table is asked again. A client whose numbers are under way then hears OUT_OF_ORDER, and sends them again.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
+
+/// More sessions than push to one shard in a lease, by far.
+const SESSIONS_MAX: usize = if cfg!(test) { 4 } else { 1 << 16 };
 
 /// The door of one group on this node.
 #[derive(Debug, Default)]
@@ -62,6 +66,9 @@ impl SequenceDoor {
         if seq > highest.saturating_add(1) {
             return Err(OutOfOrder { session, seq, expected: highest + 1 });
         }
+        if known.is_none() && state.highest.len() >= SESSIONS_MAX {
+            state.highest.clear();
+        }
         state.highest.insert(session, highest.max(seq));
         Ok(())
     }
@@ -87,6 +94,16 @@ mod tests {
         assert_eq!(door.admit(1, 7, 4, || 0), Err(OutOfOrder { session: 7, seq: 4, expected: 3 }));
         assert_eq!(door.admit(1, 7, 1, || 0), Ok(()), "a repetition passes: apply answers it");
         assert_eq!(door.admit(1, 7, 3, || 2), Ok(()));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let door = SequenceDoor::default();
+        for session in 0..100 {
+            assert_eq!(door.admit(1, session, 1, || 0), Ok(()));
+            assert!(door.state.lock().highest.len() <= SESSIONS_MAX);
+        }
+        assert_eq!(door.admit(1, 0, 2, || 1), Ok(()), "what is forgotten is asked for");
     }
 
     #[test]

@@ -90,8 +90,9 @@ fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOut
     if let Some(known) = find_table(state, &definition.name) {
         let known_definition = known.definition.clone().unwrap_or_default();
         if known_definition != definition {
+            let differing = crate::model::differences(&known_definition, &definition);
             let name = &definition.name;
-            return conflict(format!("table {name:?} exists with another definition: {known_definition:?}"));
+            return conflict(format!("table {name:?} exists with another definition: {differing}"));
         }
         return MetaOutcome { table: Some(description(known)), ..MetaOutcome::default() };
     }

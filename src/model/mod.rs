@@ -6,6 +6,7 @@
 //! Not here: rows (`evershard_storage::table`), arithmetic (`optimizer`), the push body's layout (`evershard_proto`).
 
 mod command_outcome;
+mod definition_difference;
 mod key_range;
 mod outcome;
 mod schema;
@@ -13,6 +14,7 @@ mod schema_error;
 mod session_table;
 
 pub use command_outcome::CommandOutcome;
+pub use definition_difference::differences;
 pub use key_range::KeyRange;
 pub(crate) use outcome::refusal_kind;
 pub use outcome::{OutcomeError, PushOutcome, Refusal, RefusalKind};

@@ -123,8 +123,15 @@ impl AdminService for AdminDoor {
         &self,
         request: Request<DropTableRequest>,
     ) -> Result<Response<DropTableReply>, Status> {
-        self.node.drop_table(&request.get_ref().name).await?;
-        Ok(Response::new(DropTableReply {}))
+        let DropTableRequest { name, number } = request.into_inner();
+        let number = match number {
+            0 => self.node.find_table_to_drop(&name).await?,
+            _ => {
+                self.node.drop_table(&name, number).await?;
+                number
+            }
+        };
+        Ok(Response::new(DropTableReply { number }))
     }
 
     async fn open_session(

@@ -216,6 +216,21 @@ impl World {
         first.initialize(members).await.expect("initialised once");
     }
 
+    /// Proposes until the leader has acknowledged some of it; the number of its node.
+    pub async fn settled_leader(&self, first: u64) -> usize {
+        for number in first..first + 10_000 {
+            self.propose(number);
+            SimRuntime::sleep(Duration::from_millis(5)).await;
+            let leader = self.live().find(|(_, live)| live.group.serving_lease().is_ok());
+            if let Some((node, _)) = leader
+                && self.oracle.lock().acknowledged.len() > 20
+            {
+                return node.id as usize - 1;
+            }
+        }
+        panic!("nobody leads");
+    }
+
     /// Mends everything and waits until all agree.
     pub async fn settle(&mut self) {
         self.net.mend();

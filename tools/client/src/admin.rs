@@ -56,17 +56,21 @@ impl Admin {
         .await
     }
 
-    /// Drops a table and its rows.
+    /// Drops a table and its rows: the one that had the name when this was called, however often the call has to be
+    /// made again.
     ///
     /// # Errors
-    /// [`Error::Refused`] with UNKNOWN_TABLE.
+    /// [`Error::Refused`] with UNKNOWN_TABLE; [`Error::Unavailable`]: it may be dropped or not.
     pub async fn drop_table(&self, name: &str) -> Result<(), Error> {
-        self.call("drop a table", self.deadline(), |mut client| {
-            let request = DropTableRequest { name: name.into() };
-            async move { client.drop_table(request).await }
-        })
-        .await
-        .map(|_| ())
+        let deadline = self.deadline();
+        let ask = |number| {
+            self.call("drop a table", deadline, move |mut client| {
+                let request = DropTableRequest { name: name.into(), number };
+                async move { client.drop_table(request).await }
+            })
+        };
+        let number = ask(0).await?.number;
+        ask(number).await.map(|_| ())
     }
 
     /// Digests of all replicas of all shards.

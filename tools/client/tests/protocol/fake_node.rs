@@ -34,6 +34,9 @@ pub(crate) struct State {
     pub(crate) lease_seconds: AtomicU32,
     pub(crate) opened: AtomicU64,
     pub(crate) renewed: Mutex<Vec<u64>>,
+    /// Numbers of the drops that came, and how many of them find no answer.
+    pub(crate) drops: Mutex<Vec<u32>>,
+    pub(crate) drops_lost: AtomicU64,
     pushes: Mutex<Option<mpsc::UnboundedSender<Push>>>,
 }
 
@@ -250,8 +253,17 @@ impl AdminService for Service {
         Err(Status::unimplemented("not part of these tests"))
     }
 
-    async fn drop_table(&self, _: Request<DropTableRequest>) -> Result<Response<DropTableReply>, Status> {
-        Err(Status::unimplemented("not part of these tests"))
+    async fn drop_table(
+        &self,
+        request: Request<DropTableRequest>,
+    ) -> Result<Response<DropTableReply>, Status> {
+        let number = request.into_inner().number;
+        self.0.drops.lock().push(number);
+        let lose = |left: u64| left.checked_sub(1);
+        if number != 0 && self.0.drops_lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
+            return Err(Status::unavailable("the reply of a drop is lost"));
+        }
+        Ok(Response::new(DropTableReply { number: if number == 0 { TABLE } else { number } }))
     }
 
     async fn get_node_status(
