@@ -4,20 +4,18 @@
 
 use evershard_proto::v1::{NonFinitePolicy, TableDefinition, TableKind, initializer, optimizer};
 
+/// A field's name, and what a definition says there.
+type Field = (&'static str, fn(&TableDefinition) -> String);
+
 /// Field by field: what the table has, and what was asked for.
 #[must_use]
 pub fn differences(known: &TableDefinition, asked: &TableDefinition) -> String {
-    let fields: [(&str, &dyn Fn(&TableDefinition) -> String); 5] = [
-        ("kind", &|d| {
-            TableKind::try_from(d.kind).map_or_else(|_| d.kind.to_string(), |k| word(k.as_str_name()))
-        }),
-        ("dim", &|d| d.dim.to_string()),
-        ("optimizer", &optimizer_of),
-        ("initializer", &initializer_of),
-        ("non_finite", &|d| {
-            NonFinitePolicy::try_from(d.non_finite)
-                .map_or_else(|_| d.non_finite.to_string(), |p| word(p.as_str_name()))
-        }),
+    let fields: [Field; 5] = [
+        ("kind", kind_of),
+        ("dim", |d| d.dim.to_string()),
+        ("optimizer", optimizer_of),
+        ("initializer", initializer_of),
+        ("non_finite", non_finite_of),
     ];
     let differing: Vec<String> = fields
         .iter()
@@ -32,6 +30,16 @@ pub fn differences(known: &TableDefinition, asked: &TableDefinition) -> String {
 fn word(name: &str) -> String {
     let own = ["TABLE_KIND_", "NON_FINITE_POLICY_"].iter().find_map(|prefix| name.strip_prefix(prefix));
     own.unwrap_or(name).to_ascii_lowercase()
+}
+
+fn kind_of(definition: &TableDefinition) -> String {
+    let kind = TableKind::try_from(definition.kind);
+    kind.map_or_else(|_| definition.kind.to_string(), |kind| word(kind.as_str_name()))
+}
+
+fn non_finite_of(definition: &TableDefinition) -> String {
+    let policy = NonFinitePolicy::try_from(definition.non_finite);
+    policy.map_or_else(|_| definition.non_finite.to_string(), |policy| word(policy.as_str_name()))
 }
 
 fn optimizer_of(definition: &TableDefinition) -> String {

@@ -10,6 +10,8 @@
 //! hash   = mix64(a) | mix64(b ^ a) << 64
 //! ```
 //!
+//! A scrub's digest starts from a hash of the small state (sessions, schemas, clock), whose bytes take the words' place.
+//!
 //! A NaN enters as one canonical NaN: its bits are the only ones in f32 arithmetic that processors disagree on. The
 //! function is part of a format (manifests carry digests): golden values in the tests.
 
@@ -35,6 +37,17 @@ impl Digest {
     /// Adds a row from its parts: `floats` are `weights` weights, then optimizer state.
     pub fn add(&mut self, table: u32, key: u64, steps: u32, weights: usize, floats: &[f32]) {
         self.0 = self.0.wrapping_add(hash(table, key, steps, weights as u64, floats));
+    }
+
+    /// Adds what a replica holds beside its rows, as bytes.
+    pub fn add_small_state(&mut self, bytes: &[u8]) {
+        let mut lanes = Lanes::new(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            lanes.enter(u64::from_le_bytes(word));
+        }
+        self.0 = self.0.wrapping_add(lanes.finish());
     }
 
     /// Adds the rows of another set.
@@ -63,26 +76,42 @@ impl fmt::Debug for Digest {
 }
 
 fn hash(table: u32, key: u64, steps: u32, weights: u64, floats: &[f32]) -> u128 {
-    let mut a = mix64(key ^ P1);
-    let mut b = mix64(key.wrapping_add(P2));
-    let head = u64::from(table) | (u64::from(steps) << 32);
-    let mut enter = |word: u64| {
-        a = (a ^ word).wrapping_mul(P1);
-        a ^= a >> 32;
-        b = (b.rotate_left(29) ^ word).wrapping_mul(P2);
-        b ^= b >> 31;
-    };
-    enter(head);
-    enter(weights);
+    let mut lanes = Lanes::new(key);
+    lanes.enter(u64::from(table) | (u64::from(steps) << 32));
+    lanes.enter(weights);
     let pairs = floats.chunks_exact(2);
     let rest = pairs.remainder();
     for pair in pairs {
-        enter(canonical(pair[0]) | (canonical(pair[1]) << 32));
+        lanes.enter(canonical(pair[0]) | (canonical(pair[1]) << 32));
     }
     if let [last] = rest {
-        enter(canonical(*last));
+        lanes.enter(canonical(*last));
     }
-    u128::from(mix64(a)) | (u128::from(mix64(b ^ a)) << 64)
+    lanes.finish()
+}
+
+/// Two hashes of the same words.
+struct Lanes {
+    a: u64,
+    b: u64,
+}
+
+impl Lanes {
+    fn new(key: u64) -> Self {
+        Lanes { a: mix64(key ^ P1), b: mix64(key.wrapping_add(P2)) }
+    }
+
+    #[inline]
+    fn enter(&mut self, word: u64) {
+        self.a = (self.a ^ word).wrapping_mul(P1);
+        self.a ^= self.a >> 32;
+        self.b = (self.b.rotate_left(29) ^ word).wrapping_mul(P2);
+        self.b ^= self.b >> 31;
+    }
+
+    fn finish(self) -> u128 {
+        u128::from(mix64(self.a)) | (u128::from(mix64(self.b ^ self.a)) << 64)
+    }
 }
 
 fn canonical(value: f32) -> u64 {

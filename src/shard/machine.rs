@@ -196,7 +196,7 @@ impl ShardMachine {
             if !self.rows.ready() {
                 return None;
             }
-            self.rows.begin_scan_now(id, self.rows.applied());
+            self.rows.begin_scan_now(id, self.rows.applied(), Digest::default());
         }
         loop {
             match self.rows.scan_result(id) {

@@ -18,6 +18,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults};
 use crate::apply::ShardScope;
 use crate::model::TableSchema;
+use crate::read::Digest;
 
 /// Schemas by table number.
 pub(crate) type Schemas = BTreeMap<u32, Arc<TableSchema>>;
@@ -188,20 +189,21 @@ impl Rows {
         drop(old);
     }
 
-    /// Begins a digest of the state as of `index`, the entry just applied. A replica that holds rows from behind it skips it.
-    pub(crate) fn begin_scan(&self, id: ScanId, index: u64) {
+    /// Begins a digest of the state as of `index`, the entry just applied, from that of what is beside the rows. A replica
+    /// that holds rows from behind it skips it.
+    pub(crate) fn begin_scan(&self, id: ScanId, index: u64, beside: Digest) {
         if index <= self.complete_at() {
             self.scrubs.lock().put(id, ScrubResult::Skipped);
         } else {
-            self.begin_scan_now(id, index);
+            self.begin_scan_now(id, index, beside);
         }
     }
 
     /// As [`Rows::begin_scan`], when the caller knows that no row is ahead of `index`.
-    pub(crate) fn begin_scan_now(&self, id: ScanId, index: u64) {
+    pub(crate) fn begin_scan_now(&self, id: ScanId, index: u64, beside: Digest) {
         let mut set = self.set.write();
         let mut scrubs = self.scrubs.lock();
-        if !set.scans.begin(id, index) {
+        if !set.scans.begin(id, index, beside) {
             scrubs.put(id, ScrubResult::Skipped);
         } else {
             scrubs.put(id, ScrubResult::Pending);

@@ -99,13 +99,13 @@ pub(crate) struct Scans {
 }
 
 impl Scans {
-    /// Begins a scan of the state as of `index`; false when there are too many.
-    pub(crate) fn begin(&mut self, id: ScanId, index: u64) -> bool {
+    /// Begins a scan of the state as of `index`, on top of a digest; false when there are too many.
+    pub(crate) fn begin(&mut self, id: ScanId, index: u64, digest: Digest) -> bool {
         let running = self.running.get_mut();
         if running.len() >= RUNNING_MAX {
             return false;
         }
-        running.push(Scan { id, index, next: (0, 0), digest: Digest::default() });
+        running.push(Scan { id, index, next: (0, 0), digest });
         true
     }
 
