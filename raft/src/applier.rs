@@ -234,7 +234,8 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
         let installed = unpack(&mark)?;
         self.check_open()?;
         let state_machine = Arc::clone(&self.state_machine);
-        let outcome = executor::run(&*self.executor, self.lane, move || -> Result<(), SnapshotError> {
+        // This group applies nothing until it is done, openraft sees to that; the others of its thread must not wait.
+        let outcome = executor::run_long(&*self.executor, move || -> Result<(), SnapshotError> {
             fail::fail_point!("snapshot::before_install");
             state_machine.install_snapshot(&mark, &directory)?;
             fail::fail_point!("snapshot::after_install");

@@ -101,7 +101,7 @@ impl<RT: Runtime> GroupHost<RT> {
             return Err(halted(state.halted().unwrap_or_else(|| "openraft ended at once".to_owned())));
         }
 
-        let installer = Installer::new(incoming, Arc::clone(&self.executor), group);
+        let installer = Installer::new(incoming, Arc::clone(&self.executor));
         let endpoint = Arc::new(Endpoint::new(
             group,
             replica,

@@ -1,7 +1,8 @@
 //! Threads for work that may block: applying entries, linking and installing snapshots; reading logs and files.
 //!
 //! A group is pinned to one apply thread, so that work runs in the order given and one at a time; reads have threads of
-//! their own, so that no replay or snapshot waits behind an apply. A simulation runs everything inline.
+//! their own, so that no replay or snapshot waits behind an apply; and installing a snapshot has its own, so that no other
+//! group's apply waits for that. A simulation runs everything inline.
 //!
 //! Invariants:
 //! - work of one lane runs in order, never two at once;
@@ -28,6 +29,9 @@ pub trait ApplyExecutor: Send + Sync + 'static {
 
     /// Runs `work`, such as a read from a file, in no particular order.
     fn execute_read(&self, work: Work);
+
+    /// Runs `work` that takes seconds, such as installing a snapshot, after all earlier work of this kind.
+    fn execute_long(&self, work: Work);
 }
 
 /// Threads that read.
@@ -37,6 +41,7 @@ const READERS: usize = 2;
 pub struct ApplyThreads {
     queues: Vec<Sender<Work>>,
     reads: Option<Sender<Work>>,
+    long: Option<Sender<Work>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -47,7 +52,8 @@ impl ApplyThreads {
     /// What the system said when a thread could not be made.
     pub fn start(threads: usize) -> std::io::Result<Arc<Self>> {
         let (reads, read_work) = crossbeam_channel::unbounded::<Work>();
-        let mut pool = Self { queues: Vec::new(), reads: Some(reads), threads: Vec::new() };
+        let (long, long_work) = crossbeam_channel::unbounded::<Work>();
+        let mut pool = Self { queues: Vec::new(), reads: Some(reads), long: Some(long), threads: Vec::new() };
         for number in 0..threads.max(1) {
             let (queue, work) = crossbeam_channel::unbounded::<Work>();
             pool.threads.push(spawn(format!("apply-{number}"), work)?);
@@ -56,6 +62,7 @@ impl ApplyThreads {
         for number in 0..READERS {
             pool.threads.push(spawn(format!("raft-read-{number}"), read_work.clone())?);
         }
+        pool.threads.push(spawn("raft-install".to_owned(), long_work)?);
         Ok(Arc::new(pool))
     }
 }
@@ -74,6 +81,12 @@ impl ApplyExecutor for ApplyThreads {
             let _ = reads.send(work);
         }
     }
+
+    fn execute_long(&self, work: Work) {
+        if let Some(long) = &self.long {
+            let _ = long.send(work);
+        }
+    }
 }
 
 fn spawn(name: String, work: Receiver<Work>) -> std::io::Result<JoinHandle<()>> {
@@ -88,6 +101,7 @@ impl Drop for ApplyThreads {
     fn drop(&mut self) {
         self.queues.clear();
         self.reads = None;
+        self.long = None;
         let current = std::thread::current().id();
         for thread in self.threads.drain(..) {
             // The last handle may be dropped by work on one of these threads, which cannot wait for itself.
@@ -108,6 +122,10 @@ impl ApplyExecutor for InlineExecutor {
     }
 
     fn execute_read(&self, work: Work) {
+        run_caught(work);
+    }
+
+    fn execute_long(&self, work: Work) {
         run_caught(work);
     }
 }
@@ -144,6 +162,19 @@ where
     answer.await.map_err(|_| WorkLost)
 }
 
+/// Runs long work on the executor and waits for what it returns.
+pub(crate) async fn run_long<T, F>(executor: &dyn ApplyExecutor, work: F) -> Result<T, WorkLost>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (done, answer) = oneshot::channel();
+    executor.execute_long(Box::new(move || {
+        let _ = done.send(work());
+    }));
+    answer.await.map_err(|_| WorkLost)
+}
+
 /// Runs a read on the executor and waits for what it returns.
 pub(crate) async fn read<T, F>(executor: &dyn ApplyExecutor, work: F) -> Result<T, WorkLost>
 where
@@ -172,6 +203,7 @@ mod tests {
         assert_eq!(run(&*pool, 7, || -> u64 { panic!("on purpose") }).await, Err(WorkLost));
         assert_eq!(run(&*pool, 7, || 5).await, Ok(5));
         assert_eq!(read(&*pool, || 6).await, Ok(6));
+        assert_eq!(run_long(&*pool, || 7).await, Ok(7));
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
     }
 }

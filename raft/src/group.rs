@@ -296,30 +296,28 @@ pub(crate) async fn run_proposer<RT: Runtime>(
     }
 }
 
-/// The leader's clock for entries: never behind what it gave out before, and ahead of that by at most the time that
-/// passed plus a second, whatever the wall clock does.
+/// The leader's clock for entries: never behind what it gave out before, and ahead of what it gave out first by at most
+/// the time that passed since plus a second, whatever the wall clock does (design 14.11).
 pub(crate) struct LeaderClock<RT: Runtime> {
     wall: crate::options::WallClock,
-    last: Option<(u64, RT::Instant)>,
+    first: Option<(u64, RT::Instant)>,
+    last: u64,
 }
 
 impl<RT: Runtime> LeaderClock<RT> {
     pub(crate) fn new(wall: crate::options::WallClock) -> Self {
-        Self { wall, last: None }
+        Self { wall, first: None, last: 0 }
     }
 
     fn now_ms(&mut self) -> u64 {
         let now = <RT::Instant as openraft::Instant>::now();
         let wall = (self.wall)();
-        let time_ms = match self.last {
-            None => wall,
-            Some((last, at)) => {
-                let passed = u64::try_from((now - at).as_millis()).unwrap_or(u64::MAX);
-                wall.clamp(last, last.saturating_add(passed).saturating_add(1000))
-            }
-        };
-        self.last = Some((time_ms, now));
-        time_ms
+        let (first, at) = *self.first.get_or_insert((wall, now));
+        let passed = u64::try_from((now - at).as_millis()).unwrap_or(u64::MAX);
+        // Not from one to the next: each would gain its second.
+        let latest = first.saturating_add(passed).saturating_add(1000);
+        self.last = wall.clamp(self.last, latest.max(self.last));
+        self.last
     }
 }
 
@@ -348,4 +346,28 @@ fn propose_error<RT: Runtime>(error: ClientWriteError<TypeConfig<RT>>) -> Propos
 
 pub(crate) fn leader_of<RT: Runtime>(forward: &ForwardToLeader<TypeConfig<RT>>) -> Option<(u64, Peer)> {
     forward.leader_id.zip(forward.leader_node.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::type_config::Tokio;
+
+    #[test]
+    fn a_clock_that_is_set_ahead_gains_a_second_in_all() {
+        const DAY: u64 = 86_400_000;
+        let wall = Arc::new(AtomicU64::new(5_000_000));
+        let read = Arc::clone(&wall);
+        let mut clock = LeaderClock::<Tokio>::new(Arc::new(move || read.load(Ordering::Relaxed)));
+        assert_eq!(clock.now_ms(), 5_000_000);
+        wall.fetch_add(DAY, Ordering::Relaxed);
+        let given: Vec<u64> = (0..1000).map(|_| clock.now_ms()).collect();
+        assert!(given.is_sorted());
+        assert!(given[999] < 5_000_000 + 1000 + 60_000, "a minute for this test to run: {}", given[999]);
+        wall.store(1, Ordering::Relaxed);
+        assert_eq!(clock.now_ms(), given[999], "it never goes back");
+    }
 }

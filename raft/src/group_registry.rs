@@ -110,6 +110,12 @@ impl GroupRegistry {
         Ok(opened)
     }
 
+    /// Where a node is reached from now on. Memberships say it too, but openraft goes on with the address it knew when it
+    /// began to lead.
+    pub fn learn_address(&self, node: u64, address: &str) {
+        self.peers.learn_address(node, address);
+    }
+
     /// The open group with this id.
     #[must_use]
     pub fn group(&self, group: u64) -> Option<Group> {

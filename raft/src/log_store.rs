@@ -76,12 +76,13 @@ impl<RT: Runtime> LogStore<RT> {
         if start >= end {
             return Ok(Vec::new());
         }
-        let entries = if self.log.needs_disk(start..end) {
-            let log = self.log.clone();
-            let read = executor::read(&*self.executor, move || log.read(start..end, bytes_max)).await;
-            read.map_err(io::Error::other)??
-        } else {
-            self.log.read(start..end, bytes_max)?
+        let entries = match self.log.read_cached(start..end, bytes_max) {
+            Some(entries) => entries,
+            None => {
+                let log = self.log.clone();
+                let read = executor::read(&*self.executor, move || log.read(start..end, bytes_max)).await;
+                read.map_err(io::Error::other)??
+            }
         };
         entries.into_iter().map(raft_entry).collect()
     }

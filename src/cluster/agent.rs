@@ -50,6 +50,7 @@ pub async fn run_local(node: Arc<Node>, stop: CancellationToken) {
             node.join().await;
             join_at = Instant::now() + JOIN_PAUSE;
         }
+        node.learn_addresses();
         node.place_replicas().await;
         node.initialize_groups().await;
         node.quarantine_halted().await;
@@ -128,6 +129,14 @@ impl Node {
         let listed = self.listed();
         let mut placed = state.groups.iter().flat_map(|g| &g.replicas).filter(|r| r.node == own);
         moved || placed.any(|r| r.created && !listed.iter().any(|held| held.replica == r.replica))
+    }
+
+    /// Tells the lanes where the nodes are: one may have moved since a leader began to replicate to it.
+    fn learn_addresses(&self) {
+        let Ok(registry) = self.registry() else { return };
+        for other in self.meta_state().nodes.iter().filter(|n| n.id != self.config.node_id) {
+            registry.learn_address(other.id, &other.address);
+        }
     }
 
     async fn join(self: &Arc<Self>) {

@@ -38,13 +38,12 @@ impl LinkedSnapshot {
 struct LinkFolder {
     path: PathBuf,
     executor: Arc<dyn ApplyExecutor>,
-    lane: u64,
 }
 
 impl Drop for LinkFolder {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
-        self.executor.execute(self.lane, Box::new(move || remove_folder(&path)));
+        self.executor.execute_long(Box::new(move || remove_folder(&path)));
     }
 }
 
@@ -55,7 +54,7 @@ impl LinkSource {
     pub(crate) async fn link(&self) -> Result<LinkedSnapshot, SnapshotError> {
         let number = NEXT_LINK.fetch_add(1, Ordering::Relaxed);
         let path = self.outgoing.join(number.to_string());
-        let folder = LinkFolder { path: path.clone(), executor: Arc::clone(&self.executor), lane: self.lane };
+        let folder = LinkFolder { path: path.clone(), executor: Arc::clone(&self.executor) };
         let state_machine = Arc::clone(&self.state_machine);
         let outgoing = self.outgoing.clone();
         // Not on the group's lane: whoever flushes may hold the state for a while, and apply must not wait for that.

@@ -26,7 +26,6 @@ pub(crate) struct Installer {
     /// `DATA/incoming/<group>-<replica>`.
     incoming: PathBuf,
     executor: Arc<dyn ApplyExecutor>,
-    lane: u64,
     current: Mutex<Option<Transfer>>,
     next_folder: AtomicU64,
 }
@@ -46,17 +45,16 @@ struct IncomingFile {
     file: Option<File>,
 }
 
-/// Removed on drop, on the group's blocking thread: after whatever install was queued before.
+/// Removed on drop, on the thread that installs: after whatever install was queued before.
 struct IncomingFolder {
     path: PathBuf,
     executor: Arc<dyn ApplyExecutor>,
-    lane: u64,
 }
 
 impl Drop for IncomingFolder {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
-        self.executor.execute(self.lane, Box::new(move || remove_folder(&path)));
+        self.executor.execute_long(Box::new(move || remove_folder(&path)));
     }
 }
 
@@ -77,8 +75,8 @@ impl ReceivedSnapshot {
 }
 
 impl Installer {
-    pub(crate) fn new(incoming: PathBuf, executor: Arc<dyn ApplyExecutor>, lane: u64) -> Self {
-        Self { incoming, executor, lane, current: Mutex::new(None), next_folder: AtomicU64::new(0) }
+    pub(crate) fn new(incoming: PathBuf, executor: Arc<dyn ApplyExecutor>) -> Self {
+        Self { incoming, executor, current: Mutex::new(None), next_folder: AtomicU64::new(0) }
     }
 
     pub(crate) fn begin(&self, begin: Begin) -> Result<(), SnapshotError> {
@@ -86,7 +84,6 @@ impl Installer {
         let folder = IncomingFolder {
             path: self.incoming.join(number.to_string()),
             executor: Arc::clone(&self.executor),
-            lane: self.lane,
         };
         // A leftover of an earlier process has the same number.
         remove_folder(&folder.path);

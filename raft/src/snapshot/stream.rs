@@ -66,21 +66,41 @@ pub(crate) struct SnapshotSender<RT> {
     _runtime: PhantomData<fn() -> RT>,
 }
 
+/// Tells the receiver to forget a transfer that failed, or that openraft gave up.
+struct AbortOnDrop<'a, RT: Runtime> {
+    sender: &'a SnapshotSender<RT>,
+    is_over: bool,
+}
+
+impl<RT: Runtime> Drop for AbortOnDrop<'_, RT> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let SnapshotSender { transport, target, transfer, .. } = self.sender;
+        let abort = Body::ready(encode_abort(*transfer));
+        let answer = transport.call(target, Lane::Snapshot, FrameKind::SnapshotAbort, abort);
+        // A call whose answer nobody waits for is not sent. It ends with its connection at the latest.
+        drop(RT::spawn(async move {
+            let _ = RT::timeout(ANSWER_WITHIN, answer).await;
+        }));
+    }
+}
+
 impl<RT: Runtime> SnapshotSender<RT> {
     pub(crate) fn new(transport: Arc<dyn Transport>, target: Target, vote: Vote, limits: RaftLimits) -> Self {
-        let transfer = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
+        // Other leaders have other terms, and so has this one after a restart: no two transfers share a number.
+        let transfer =
+            (vote.leader_id.term << 32) | (NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff);
         Self { transport, target, vote, limits, transfer, _runtime: PhantomData }
     }
 
     /// Links, sends, and waits for the install; answers with the receiver's vote.
     pub(crate) async fn send(self, source: LinkSource) -> Result<Vote, SendError> {
         let linked = source.link().await?;
+        let mut abort = AbortOnDrop { sender: &self, is_over: false };
         let sent = self.send_linked(&linked, &*source.executor).await;
-        if sent.is_err() {
-            let abort = Body::ready(encode_abort(self.transfer));
-            // Nobody waits for the answer: the receiver also forgets the transfer when the next one begins.
-            drop(self.transport.call(&self.target, Lane::Snapshot, FrameKind::SnapshotAbort, abort));
-        }
+        abort.is_over = sent.is_ok();
         sent
     }
 

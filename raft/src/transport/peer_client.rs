@@ -48,6 +48,8 @@ pub(crate) struct PeerPool {
     node: u64,
     connect_timeout: Duration,
     lanes: Mutex<HashMap<(Peer, Lane), mpsc::Sender<Call>>>,
+    /// Where nodes are, as far as this node was told: openraft keeps the address it began a replication with.
+    addresses: Mutex<HashMap<u64, String>>,
     tasks: Mutex<JoinSet<()>>,
     stop: CancellationToken,
 }
@@ -69,6 +71,7 @@ impl PeerPool {
             node: options.node,
             connect_timeout: options.timing.connect_timeout,
             lanes: Mutex::new(HashMap::new()),
+            addresses: Mutex::default(),
             tasks: Mutex::new(JoinSet::new()),
             stop: CancellationToken::new(),
         })
@@ -80,6 +83,21 @@ impl PeerPool {
         self.lanes.lock().clear();
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
+    }
+
+    /// From now on this node is reached there, whatever address a call names.
+    pub(crate) fn learn_address(&self, node: u64, address: &str) {
+        let known = self.addresses.lock().insert(node, address.to_owned());
+        if known.as_deref() != Some(address) {
+            self.lanes.lock().retain(|(peer, _), _| peer.node != node || peer.address == address);
+        }
+    }
+
+    fn present(&self, peer: &Peer) -> Peer {
+        match self.addresses.lock().get(&peer.node) {
+            Some(address) => Peer { node: peer.node, address: address.clone() },
+            None => peer.clone(),
+        }
     }
 
     fn lane(&self, peer: &Peer, lane: Lane) -> mpsc::Sender<Call> {
@@ -113,14 +131,14 @@ impl PeerPool {
 
 impl Transport for PeerPool {
     fn call(&self, target: &Target, lane: Lane, kind: FrameKind, body: Body) -> ReplyFuture {
-        let peer = target.peer.clone();
+        let peer = self.present(&target.peer);
         if self.stop.is_cancelled() {
             let reason = "this node is shutting down".to_owned();
             return Box::pin(std::future::ready(Err(TransportError::Unreachable { peer, reason })));
         }
         let (answer, outcome) = oneshot::channel();
         let call = Call { group: target.group, replica: target.replica, kind, body, answer };
-        match self.lane(&target.peer, lane).try_send(call) {
+        match self.lane(&peer, lane).try_send(call) {
             Ok(()) => Box::pin(async move {
                 outcome.await.unwrap_or_else(|_| {
                     Err(TransportError::Unreachable { peer, reason: "the lane ended".to_owned() })

@@ -12,7 +12,7 @@
 //! Not here: bytes on the wire (`peer_service`), what a replica answers (`endpoint`).
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -108,7 +108,14 @@ pub struct Connection<RT: Runtime = Tokio> {
     lane: Lane,
     replies: mpsc::Sender<ReplyFrame>,
     under_way: Arc<Semaphore>,
-    sessions: HashMap<u64, mpsc::Sender<IncomingFrame>>,
+    /// By replica. One ends when its replica is no longer here.
+    sessions: HashMap<u64, Session<RT>>,
+}
+
+/// Frames of one replica that are answered in order.
+struct Session<RT: Runtime> {
+    queue: mpsc::Sender<IncomingFrame>,
+    endpoint: Weak<Endpoint<RT>>,
 }
 
 impl<RT: Runtime> Connection<RT> {
@@ -128,7 +135,10 @@ impl<RT: Runtime> Connection<RT> {
     pub async fn accept(&mut self, frame: IncomingFrame) {
         let endpoint = match self.router.find(frame.group, frame.replica) {
             Ok(endpoint) => endpoint,
-            Err(refusal) => return refuse(&self.replies, &frame, refusal).await,
+            Err(refusal) => {
+                self.sessions.remove(&frame.replica);
+                return refuse(&self.replies, &frame, refusal).await;
+            }
         };
         let in_order = match (self.lane, frame.kind) {
             (Lane::Log, FrameKind::Append) => true,
@@ -150,17 +160,25 @@ impl<RT: Runtime> Connection<RT> {
 
     async fn queue(&mut self, endpoint: Arc<Endpoint<RT>>, frame: IncomingFrame) {
         let replica = frame.replica;
+        // One that was opened anew answers for itself.
+        if self
+            .sessions
+            .get(&replica)
+            .is_some_and(|session| session.endpoint.as_ptr() != Arc::as_ptr(&endpoint))
+        {
+            self.sessions.remove(&replica);
+        }
         let session = self.sessions.entry(replica).or_insert_with(|| {
             let (queue, frames) = mpsc::channel(SESSION_MAX);
-            let replies = self.replies.clone();
+            let (replies, of) = (self.replies.clone(), Arc::downgrade(&endpoint));
             if self.lane == Lane::Log {
                 drop(RT::spawn(run_appends(endpoint, frames, replies)));
             } else {
                 drop(RT::spawn(run_in_turn(endpoint, frames, replies)));
             }
-            queue
+            Session { queue, endpoint: of }
         });
-        match session.try_send(frame) {
+        match session.queue.try_send(frame) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(frame)) => {
                 // A sender keeps fewer in flight: this one started over before its last attempt was worked off.

@@ -188,6 +188,8 @@ impl Chores {
         let bytes = shared.options.segment_bytes;
         // Under a fast writer zeros would only take its bandwidth: then the rest is allocated.
         let is_urgent = || {
+            // What is acknowledged waits for its sync no longer than one step of this.
+            shared.stall.watch(Who::Chores, || self.sync(shared));
             let written = shared.progress.lock().written;
             self.is_urgent.load(Ordering::Relaxed)
                 || (written.segment + 1 == number && written.offset > bytes / 2)

@@ -4,8 +4,7 @@
 //! order of the calls; its callback says when.
 //!
 //! Invariants:
-//! - No call blocks on the disk, except `read` where `needs_disk` says so, `wait_durable`, and everything with
-//!   `Driver::Inline`.
+//! - No call blocks on the disk, except `read`, `wait_durable`, and everything with `Driver::Inline`.
 //! - A callback is called exactly once: after the change is durable, or with an error after which nothing is
 //!   acknowledged any more. It runs on the writer's thread, so it must be cheap.
 //! - A refused call (a gap, an oversized body, a forgotten group) changes nothing; its callback gets the error.
@@ -18,7 +17,7 @@ use super::reader;
 use super::record::BODY_BYTES_MAX;
 use super::shared::Shared;
 use super::{Entry, EntryId, GroupKey, GroupLogState};
-use crate::log::group_index::GroupIndex;
+use crate::log::group_index::{GroupIndex, Source};
 use bytes::Bytes;
 use std::fmt;
 use std::io;
@@ -127,9 +126,19 @@ impl GroupLog {
         self.group.lock().entry_id(index)
     }
 
-    /// Whether `read` of this range would go to the disk: then it should run off the runtime.
-    pub fn needs_disk(&self, range: Range<u64>) -> bool {
-        self.group.lock().needs_disk(&range)
+    /// As [`GroupLog::read`], from memory; `None` when some of it is on the disk only: then `read` should run off the
+    /// runtime.
+    pub fn read_cached(&self, range: Range<u64>, bytes_max: u64) -> Option<Vec<Entry>> {
+        let index = self.group.lock();
+        if index.needs_disk(&range) {
+            return None;
+        }
+        let sources = index.sources(range, bytes_max);
+        let cached = |source| match source {
+            Source::Memory(entry) => Some(entry),
+            Source::Disk(_) => None,
+        };
+        sources.into_iter().map(cached).collect()
     }
 
     /// The entries of `range` that exist, from the first of them on: at least one, then while their payloads together

@@ -11,6 +11,7 @@
 //!
 //! Not here: what a relocated record means at recovery (`recovery::replay`).
 
+use super::Durability;
 use super::chores::sync_written;
 use super::group::Group;
 use super::queue::{Action, Operation};
@@ -31,7 +32,11 @@ pub(super) fn run(shared: &Shared) {
         groups.iter().filter_map(|group| group.lock().oldest_segment()).min().unwrap_or(active).min(active);
     let Some(oldest) = shared.segments.oldest() else { return };
     if oldest < needed {
-        sync_written(shared);
+        // With fsync, whatever a group published is synced. A sync from here would even do harm: the system tells of a
+        // failed write-back once, and it would be this thread that hears it, not the writer who is about to acknowledge.
+        if shared.options.durability == Durability::Memory {
+            sync_written(shared);
+        }
         if shared.has_failed() || !remove_before(shared, needed) {
             return;
         }

@@ -58,7 +58,7 @@ fn appended_entries_are_readable_before_they_are_durable() {
     let entries: Vec<_> = (0..20).map(|index| entry(index, 1, &[index as u8; 500])).collect();
     group.append(entries.clone(), count(&acknowledged));
     assert_eq!(group.durable_index(), None);
-    assert!(!group.needs_disk(0..20));
+    assert!(group.read_cached(0..20, u64::MAX).is_some());
     assert_eq!(group.read(0..20, u64::MAX).unwrap(), entries);
     assert_eq!(group.read(3..20, 0).unwrap(), entries[3..4]);
     assert_eq!(group.read(3..20, 1500).unwrap(), entries[3..6]);
@@ -67,7 +67,7 @@ fn appended_entries_are_readable_before_they_are_durable() {
     assert_eq!(acknowledged.load(Ordering::SeqCst), 1);
     assert_eq!((group.durable_index(), log.queued_bytes()), (Some(19), 0));
     // The cache holds 2000 bytes: the older ones come from the disk now.
-    assert!(group.needs_disk(0..20) && !group.needs_disk(19..20));
+    assert!(group.read_cached(0..20, u64::MAX).is_none() && group.read_cached(19..20, u64::MAX).is_some());
     assert_eq!(group.read(0..20, u64::MAX).unwrap(), entries);
     assert_eq!(group.read(18..40, u64::MAX).unwrap(), entries[18..]);
     assert!(group.read(20..40, u64::MAX).unwrap().is_empty());
@@ -272,8 +272,8 @@ fn what_is_not_durable_stays_in_memory() {
     entries.iter().for_each(|entry| group.append(vec![entry.clone()], ok()));
     while log.pump() {
         let durable = group.durable_index().map_or(0, |durable| durable + 1);
-        assert!(!group.needs_disk(durable..20));
+        assert!(group.read_cached(durable..20, u64::MAX).is_some());
         assert_eq!(group.read(0..20, u64::MAX).unwrap(), entries);
     }
-    assert!(group.needs_disk(0..20));
+    assert!(group.read_cached(0..20, u64::MAX).is_none());
 }

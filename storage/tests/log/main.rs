@@ -8,6 +8,7 @@ mod damage;
 mod golden;
 mod memory;
 mod model;
+mod one_report;
 mod random;
 mod retire;
 mod script;

@@ -1,6 +1,6 @@
 //! `Durability::Memory`: what survives the process, and what does not survive the operating system.
 
-use crate::model::{contents, count, entry, ok, open_with, options};
+use crate::model::{contents, count, entry, ok, open_with, options, segments};
 use crate::script::{Run, steps};
 use bytes::Bytes;
 use evershard_storage::log::{Driver, Durability, GroupKey, LogError, LogOptions, QuarantineCause};
@@ -79,6 +79,33 @@ fn after_a_restart_of_the_system_replicas_neither_vote_nor_serve() {
         assert_eq!((recovery.groups.len(), recovery.quarantined.len()), (1, 0));
         let read = log.group(1, 10).unwrap().read(0..9, u64::MAX).unwrap();
         assert!(loss != Loss::Nothing || read.len() == 5);
+    }
+}
+
+/// What an operator may release is not what is damaged, whichever came first.
+#[test]
+fn damage_found_after_a_restart_of_the_system_cannot_be_released() {
+    let disk = SimDisk::new(7);
+    let (log, _) = open_with(memory("a"), &disk, Driver::Inline).unwrap();
+    let group = log.group(1, 10).unwrap();
+    group.append((0..3).map(|index| entry(index, 1, b"a payload of its own")).collect(), ok());
+    drop((log, group));
+    disk.power_cycle(Loss::Nothing);
+    let (log, recovery) = open_with(memory("b"), &disk, Driver::Inline).unwrap();
+    assert_eq!(recovery.quarantined[0].cause, QuarantineCause::OsRestart);
+    drop(log);
+    disk.kill_process();
+    let path = segments(&disk)[0].clone();
+    let bytes = disk.contents(&path).unwrap();
+    let at = bytes.windows(7).position(|window| window == b"payload").unwrap();
+    disk.flip_bit(&path, at * 8);
+    for _ in 0..2 {
+        let (log, recovery) = open_with(memory("b"), &disk, Driver::Inline).unwrap();
+        assert_eq!(recovery.quarantined.len(), 1);
+        assert_eq!(recovery.quarantined[0].cause, QuarantineCause::Damage, "{:?}", recovery.quarantined);
+        assert!(log.release(KEY).is_err());
+        drop(log);
+        disk.kill_process();
     }
 }
 

@@ -200,7 +200,12 @@ fn quarantine_all(
     cause: QuarantineCause,
     reason: &str,
 ) {
-    for (&key, _) in groups.iter().filter(|(_, index)| index.quarantine.is_none()) {
+    // An operating system's restart can be forgiven; damage cannot, and takes its place.
+    let is_news = |known: &Option<(QuarantineCause, String)>| match known {
+        None => true,
+        Some((known, _)) => cause == QuarantineCause::Damage && *known != QuarantineCause::Damage,
+    };
+    for (&key, _) in groups.iter().filter(|(_, index)| is_news(&index.quarantine)) {
         quarantined.entry(key).or_insert_with(|| (cause, reason.to_owned()));
     }
 }

@@ -179,7 +179,7 @@ impl ReplayedGroup {
         }
     }
 
-    /// The group's index, and its problem if it is not quarantined already.
+    /// The group's index, and its problem if it is not quarantined for damage already.
     fn finish(mut self) -> (GroupIndex, Option<String>) {
         self.check();
         let is_damaged = self.problem.is_some()
@@ -196,7 +196,8 @@ impl ReplayedGroup {
             index.anchors = self.anchors;
             index
         };
-        let problem = if self.quarantine.is_some() { None } else { self.problem };
+        let is_known = self.quarantine.as_ref().is_some_and(|(cause, _)| *cause == QuarantineCause::Damage);
+        let problem = if is_known { None } else { self.problem };
         index.quarantine = self.quarantine;
         (index, problem)
     }
