@@ -1,5 +1,6 @@
 //! Crash points for tests: `EVERSHARD_FAILPOINTS="flush::before_meta=kill@2;..."` makes the process kill itself with
-//! SIGKILL at the n-th pass of a point. Only in builds with the feature `failpoints`; a release refuses the variable.
+//! SIGKILL at the n-th pass of a point, and `name=fail@2` makes the first two passes of a point fail where it stands for an
+//! error. Only in builds with the feature `failpoints`; a release refuses the variable.
 
 /// A failpoint setting that does not make sense; the process does not start.
 #[derive(Debug, thiserror::Error)]
@@ -8,7 +9,7 @@ pub enum FailpointError {
     #[error("EVERSHARD_FAILPOINTS is set, but this build has no failpoints (feature `failpoints`)")]
     NotBuiltIn,
     /// The setting does not parse.
-    #[error("EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N")]
+    #[error("EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N or name=fail@N")]
     Malformed {
         /// The part that does not parse.
         setting: String,
@@ -39,6 +40,11 @@ fn arm(settings: &str) -> Result<(), FailpointError> {
     for setting in settings.split(';').filter(|s| !s.is_empty()) {
         let malformed = || FailpointError::Malformed { setting: setting.to_string() };
         let (name, action) = setting.split_once('=').ok_or_else(malformed)?;
+        if let Some(("fail", n)) = action.split_once('@') {
+            let times = n.parse::<u32>().map_err(|_| malformed())?;
+            fail::cfg(name, &format!("{times}*return")).map_err(|_| malformed())?;
+            continue;
+        }
         let pass = match action.split_once('@') {
             Some(("kill", n)) => n.parse::<u64>().map_err(|_| malformed())?,
             None if action == "kill" => 1,

@@ -107,3 +107,29 @@ async fn a_frozen_follower_catches_up_by_snapshot_while_pushes_go_on() {
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;
 }
+
+/// An install that fails for a reason that passes costs neither the replica nor a restart of its node.
+#[cfg(feature = "failpoints")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_whose_install_failed_opens_its_replica_again() {
+    let mut cluster = Cluster::start(options()).await;
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let table = trainer.integers("audit", DIM).await;
+    let pushers = [Pusher::start(cluster.endpoints(), load(), 3)];
+    wait_progress(&pushers, 10).await;
+    let follower = follower(&cluster).await;
+    let then = applied(&cluster, follower).await;
+    cluster.kill(follower);
+    leave_behind(&cluster, &then).await;
+    cluster.node_mut(follower).start(Some("snapshot::install_error=fail@1"));
+    cluster.wait_ready().await;
+    cluster.wait_caught_up().await;
+    let log = std::fs::read_to_string(cluster.node(follower).log()).unwrap();
+    assert!(log.contains("replica stopped"), "the install did not fail: {log}");
+
+    let [pusher] = pushers;
+    let ledger = pusher.finish().await;
+    cluster.wait_caught_up().await;
+    cluster.assert_replicas_equal().await;
+    ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
+}

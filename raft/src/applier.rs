@@ -237,6 +237,9 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
         // This group applies nothing until it is done, openraft sees to that; the others of its thread must not wait.
         let outcome = executor::run_long(&*self.executor, move || -> Result<(), SnapshotError> {
             fail::fail_point!("snapshot::before_install");
+            fail::fail_point!("snapshot::install_error", |_| {
+                Err(SnapshotError::Invalid("a failpoint says so".to_owned()))
+            });
             state_machine.install_snapshot(&mark, &directory)?;
             fail::fail_point!("snapshot::after_install");
             Ok(())

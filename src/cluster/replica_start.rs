@@ -10,7 +10,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evershard_storage::log::GroupKey;
 use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
@@ -24,6 +24,9 @@ use crate::meta::MetaMachine;
 use crate::meta::state::META_GROUP;
 use crate::model::KeyRange;
 use crate::shard::{ShardMachine, ShardOptions};
+
+/// Before a replica that halted is opened again.
+const STOPPED_PAUSE: Duration = Duration::from_secs(3);
 
 impl Node {
     /// The replicas on this node's list.
@@ -213,7 +216,8 @@ impl Node {
     }
 
     /// A replica that halted or whose flush found damage: ends its group, so that it neither votes nor serves. One that only
-    /// halted (an entry of a newer version) has lost nothing: it is not replaced, and starts again with the node.
+    /// halted (an entry of a newer version, a full disk in the middle of an install) has lost nothing: it is not replaced,
+    /// and opened again after a pause, as at the start of the node.
     pub(super) async fn quarantine_halted(self: &Arc<Self>) {
         let shards = self.replicas.shards();
         let meta = self.replicas.meta();
@@ -241,8 +245,22 @@ impl Node {
                 if let Ok(Err(error)) = closed.await {
                     tracing::error!(group = found.listed.group, %error, "a quarantined replica did not end");
                 }
+            } else if !found.is_lost && self.has_rested(found.listed.replica) {
+                // From here on it is one of those that are still to be started.
+                self.replicas.remove(found.listed);
             }
         }
+    }
+
+    /// Whether a stopped replica has been so for a while; begins to count when first asked.
+    fn has_rested(&self, replica: u64) -> bool {
+        let mut start_again_at = self.start_again_at.lock();
+        let at = *start_again_at.entry(replica).or_insert_with(|| Instant::now() + STOPPED_PAUSE);
+        let is_over = at <= Instant::now();
+        if is_over {
+            start_again_at.remove(&replica);
+        }
+        is_over
     }
 
     fn change_identity(&self, change: impl FnOnce(&Identity) -> Identity) -> Result<(), NodeError> {

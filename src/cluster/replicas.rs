@@ -54,7 +54,7 @@ pub struct Quarantined {
     pub listed: ListedReplica,
     /// What was found.
     pub reason: String,
-    /// What it holds is lost or damaged: a successor takes its place. Otherwise it is only stopped, until the next start.
+    /// What it holds is lost or damaged: a successor takes its place. Otherwise it is only stopped, and opened again after a while.
     pub is_lost: bool,
 }
 
@@ -143,7 +143,7 @@ impl Replicas {
                 group = listed.group,
                 replica = listed.replica,
                 reason = %found.reason,
-                "replica stopped: it neither votes nor serves until this node is started again"
+                "replica stopped: it neither votes nor serves, and is opened again in a few seconds"
             );
         }
         self.take_down(listed);
