@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
-use evershard_proto::v1::{ErrorDetail, GetRoutingRequest, Routing};
+use evershard_proto::v1::{ErrorDetail, ErrorKind, GetRoutingRequest, Routing};
 use parking_lot::{Mutex, RwLock};
 
 use crate::Error;
@@ -119,6 +119,9 @@ impl RoutingCache {
                 Ok(table) => return Ok(table),
                 Err(error) => error,
             };
+            if last.kind() == ErrorKind::WrongCluster {
+                return Err(Error::refused(ErrorKind::WrongCluster, last.message));
+            }
             let pause = backoff.pause(last.retry_after_ms);
             if Instant::now() + pause >= deadline {
                 return Err(Error::Unavailable {
@@ -141,17 +144,22 @@ impl RoutingCache {
         {
             return Ok(table);
         }
-        let mut last = passing("no address".into());
+        let mut last: Option<ErrorDetail> = None;
         for address in self.addresses_by_trust() {
             match self.ask(&address).await.and_then(|routing| self.adopt(routing, &address)) {
                 Ok(table) => {
                     *refreshed = Instant::now();
                     return Ok(table);
                 }
-                Err(error) => last = error,
+                // Nodes of another cluster are the reason only when there are no others: ours may be down for a moment.
+                Err(error) if last.as_ref().is_none_or(|last| last.kind() == ErrorKind::WrongCluster) => {
+                    last = Some(error);
+                }
+                Err(error) if error.kind() == ErrorKind::WrongCluster => {}
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        Err(last.unwrap_or_else(|| passing("no address".into())))
     }
 
     fn addresses_by_trust(&self) -> Vec<String> {
@@ -183,10 +191,11 @@ impl RoutingCache {
         if let Some(old) = known.as_ref()
             && old.routing.cluster_id != routing.cluster_id
         {
-            return Err(passing(format!(
-                "the nodes belong to different clusters: {} and {}",
-                old.routing.cluster_id, routing.cluster_id
-            )));
+            let message = format!(
+                "{from} belongs to cluster {}, this client to cluster {}",
+                routing.cluster_id, old.routing.cluster_id
+            );
+            return Err(ErrorDetail { kind: ErrorKind::WrongCluster as i32, message, ..Default::default() });
         }
         self.adopt_leaders(&routing, from);
         if let Some(old) = known.as_ref()
