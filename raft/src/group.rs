@@ -219,12 +219,14 @@ impl<RT: Runtime> Group<RT> {
     /// [`GroupError::NotLeader`], or [`GroupError::Timeout`]: then an election will follow by itself.
     pub async fn transfer_leader(&self, to: u64, within: Duration) -> Result<(), GroupError> {
         let inner = &*self.inner;
-        let Some(term) = inner.leader.close() else {
-            return Err(GroupError::NotLeader { leader: self.leadership().leader });
-        };
-        if to == inner.replica {
+        // Before serving ends: no other leader would come and begin it again.
+        if to == inner.replica && self.leadership().is_self {
             return Err(GroupError::Membership { reason: "this replica leads already".to_owned() });
         }
+        let closed = if to == inner.replica { None } else { inner.leader.close() };
+        let Some(term) = closed else {
+            return Err(GroupError::NotLeader { leader: self.leadership().leader });
+        };
         inner.raft.trigger().transfer_leader(to).await.map_err(|_| self.gone())?;
         let wait = inner.raft.wait(Some(within));
         let moved = wait.metrics(

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use evershard_raft::Runtime;
 use openraft_rt_sim::SimRuntime;
-use support::world::{NODES, World};
+use support::adder_world::World;
+use support::world::NODES;
 
 /// Pre-vote: a follower that heard nothing for long asks whether it would be elected before it raises its term, so its
 /// return ends nobody's leadership.

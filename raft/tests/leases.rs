@@ -10,10 +10,11 @@ mod support;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use evershard_raft::{NotServing, Runtime};
+use evershard_raft::{GroupError, NotServing, Runtime};
 use openraft_rt_sim::SimRuntime;
+use support::adder_world::World;
 use support::oracle::check_leases;
-use support::world::{NODES, World};
+use support::world::NODES;
 
 const SEEDS: std::ops::Range<u64> = 1..13;
 
@@ -92,7 +93,7 @@ fn a_new_leader_does_not_serve_before_it_has_applied_what_was_acknowledged() {
                 check_leases(&world.readers, &world.oracle);
                 for number in &others {
                     let live = world.nodes[*number].live.as_ref().expect("it runs");
-                    let applied = live.adder.state().position.map_or(0, |at| at.index);
+                    let applied = live.machine.state().position.map_or(0, |at| at.index);
                     is_reached |= applied < acknowledged(world)
                         && matches!(live.group.serving_lease(), Err(NotServing::Recovering));
                 }
@@ -105,4 +106,17 @@ fn a_new_leader_does_not_serve_before_it_has_applied_what_was_acknowledged() {
         is_reached
     });
     assert!(moments > SEEDS.count() / 2, "a leader had to wait for itself in {moments} runs");
+}
+
+#[test]
+fn a_leader_that_is_asked_to_hand_over_to_itself_goes_on_serving() {
+    let moments = reached(async |world| {
+        let leader = world.settled_leader(1).await;
+        let group = world.nodes[leader].live.as_ref().expect("it runs").group.clone();
+        let refused = group.transfer_leader(group.replica(), Duration::from_secs(1)).await;
+        assert!(matches!(refused, Err(GroupError::Membership { .. })), "{refused:?}");
+        assert_eq!(group.serving_lease(), Ok(()));
+        true
+    });
+    assert!(moments > 0);
 }

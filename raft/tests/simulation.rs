@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use evershard_raft::Runtime;
 use openraft_rt_sim::SimRuntime;
+use support::adder_world::World;
 use support::oracle::check_leases;
-use support::world::{NODES, World, replica};
+use support::world::{NODES, replica};
 
 /// Something goes wrong, or housekeeping happens.
 async fn trouble(world: &mut World) {
@@ -52,7 +53,7 @@ async fn trouble(world: &mut World) {
             let slowest = [1_500, 1_500, 20_000, 150_000][world.dice.below(4) as usize];
             world.nodes[number].sync_micros.store(slowest, Ordering::Relaxed);
         }
-        59..=62 => world.forget_a_lease().await,
+        59..=62 => world.forget_a_lease(World::propose_anything).await,
         63..=70 => {
             if let Some(live) = &world.nodes[number].live {
                 let to = replica(1 + world.dice.below(NODES));
@@ -64,7 +65,7 @@ async fn trouble(world: &mut World) {
         }
         _ => {
             if let Some(live) = &world.nodes[number].live
-                && live.adder.flush(live.group.log().durable_index())
+                && live.machine.flush(live.group.log().durable_index())
             {
                 live.group.flushed();
             }
@@ -80,6 +81,7 @@ async fn live_through(world: &mut World, steps: u64) {
         }
         SimRuntime::sleep(world.dice.micros(500, 30_000)).await;
         check_leases(&world.readers, &world.oracle);
+        world.oracle.lock().check();
         if world.dice.chance(12) {
             trouble(world).await;
         }

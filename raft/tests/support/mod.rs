@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 pub mod adder;
+pub mod adder_world;
 pub mod cluster;
 pub mod oracle;
 pub mod sim_net;

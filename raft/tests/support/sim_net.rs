@@ -14,11 +14,15 @@ use evershard_raft::transport::{
     TransportError,
 };
 use evershard_raft::{Peer, Runtime};
-use openraft::Instant as _;
 use openraft_rt_sim::{SimInstant, SimRuntime};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+
+/// The simulated time.
+pub fn now() -> SimInstant {
+    SimInstant::try_now().expect("inside a simulation")
+}
 
 /// Seeded numbers for faults and delays.
 #[derive(Clone)]
@@ -131,7 +135,7 @@ impl SimNet {
         let delay =
             if self.dice.chance(50) { self.dice.micros(1_000, 60_000) } else { self.dice.micros(50, 2_000) };
         let link = state.link(&self.dice, from, to, lane);
-        link.last_at = link.last_at.max(SimInstant::now() + delay);
+        link.last_at = link.last_at.max(now() + delay);
         let (answer, outcome) = oneshot::channel();
         let _ = link.queue.send(Sent { at: link.last_at, frame, answer });
         Box::pin(async move { outcome.await.unwrap_or(Err(unreachable)) })
@@ -163,7 +167,7 @@ impl State {
                     futures_util::future::select(cancelled, running).await;
                 }));
             }
-            Link { queue, last_at: SimInstant::now(), broken }
+            Link { queue, last_at: now(), broken }
         })
     }
 }

@@ -1,52 +1,77 @@
 //! Three simulated nodes: real log store, real log on a simulated disk, real applier, groups and transport sessions, in
-//! simulated time.
+//! simulated time, over whatever state machine a test brings.
 //!
-//! Not here: what happens to them (the tests).
+//! Not here: what happens to them (the tests), what the state machine is (`adder`, or the server's own).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use evershard_raft::transport::Router;
-use evershard_raft::{Group, GroupHost, InlineExecutor, LogPosition, Peer, RaftOptions, RaftTiming, Runtime};
+use evershard_raft::{
+    Group, GroupHost, InlineExecutor, Peer, RaftOptions, RaftTiming, Runtime, StateMachine,
+};
 use evershard_storage::log::{Driver, Log, LogOptions};
 use evershard_storage::testing::{Loss, SimDisk};
-use openraft::Instant as _;
 use openraft_rt_sim::{SimInstant, SimRuntime};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::adder::Adder;
 use super::oracle::{Oracle, Readers, check_leases};
-use super::sim_net::{Dice, SimNet};
+use super::sim_net::{Dice, SimNet, now};
 
 pub const GROUP: u64 = 1;
 pub const NODES: u64 = 3;
 
-pub struct Node {
+/// A state machine that a node loses at a power cut and opens again.
+pub trait Machine: StateMachine + Sized {
+    /// What the state machines of all nodes share.
+    type Shared;
+
+    /// Opens what the last process left, or begins.
+    fn open(place: &Place<'_, Self::Shared>) -> Arc<Self>;
+
+    /// The process ends here and now: nothing is written any more, and every file is closed when it returns.
+    fn die(&self) {}
+
+    /// The last entry applied; 0 before the first.
+    fn applied(&self) -> u64;
+}
+
+/// Where a replica's state machine lives.
+pub struct Place<'a, S> {
+    pub node: u64,
+    pub replica: u64,
+    pub directory: PathBuf,
+    pub oracle: &'a Arc<Mutex<Oracle>>,
+    pub shared: &'a S,
+}
+
+pub struct Node<M> {
     pub id: u64,
     pub disk: SimDisk,
     /// Longest time between two syncs, in microseconds.
     pub sync_micros: Arc<AtomicU64>,
-    pub live: Option<Live>,
+    pub live: Option<Live<M>>,
 }
 
-pub struct Live {
+pub struct Live<M> {
     pub log: Log,
     /// Ends the pump: a dead process touches its disk no more.
     pub alive: CancellationToken,
     pub group: Group<SimRuntime>,
-    pub adder: Arc<Adder>,
+    pub machine: Arc<M>,
 }
 
-pub struct World {
+pub struct World<M: Machine> {
     pub folder: tempfile::TempDir,
     pub dice: Dice,
     pub net: Arc<SimNet>,
     pub oracle: Arc<Mutex<Oracle>>,
-    pub readers: Readers,
-    pub nodes: Vec<Node>,
+    pub readers: Readers<M>,
+    pub nodes: Vec<Node<M>>,
+    pub shared: M::Shared,
     pub started: SimInstant,
 }
 
@@ -58,8 +83,13 @@ pub fn peer(node: u64) -> Peer {
     Peer { node, address: format!("sim://{node}") }
 }
 
-impl World {
-    pub fn new(seed: u64) -> Self {
+/// In memory where the system has a file system for that: these files lose nothing, so there is no disk to wait for.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
+}
+
+impl<M: Machine> World<M> {
+    pub fn over(shared: M::Shared, seed: u64) -> Self {
         let dice = Dice::new(seed);
         let node = |id| Node {
             id,
@@ -69,13 +99,14 @@ impl World {
         };
         let nodes = (1..=NODES).map(node).collect();
         Self {
-            folder: tempfile::tempdir().expect("tempdir"),
+            folder: folder(),
             net: SimNet::new(dice.clone()),
             dice,
             oracle: Arc::default(),
             readers: Arc::default(),
             nodes,
-            started: SimInstant::now(),
+            shared,
+            started: now(),
         }
     }
 
@@ -88,7 +119,7 @@ impl World {
         options.limits.append_bytes = 2_000;
         options.limits.apply_entries = 7;
         let started = self.started;
-        options.clock = Arc::new(move || 1_000 + (SimInstant::now() - started).as_millis() as u64);
+        options.clock = Arc::new(move || 1_000 + (now() - started).as_millis() as u64);
 
         let mut log_options = LogOptions::new("/log");
         log_options.segment_bytes = 64 << 10;
@@ -100,11 +131,13 @@ impl World {
                 .expect("a log that was only cut off opens");
         assert!(recovery.quarantined.is_empty(), "{:?}", recovery.quarantined);
 
-        let oracle = Arc::clone(&self.oracle);
-        let witness = move |at: LogPosition, digest: u64| {
-            oracle.lock().applied(at, digest);
-        };
-        let adder = Adder::open(&data.join("state"), false, Some(Arc::new(witness)));
+        let machine = M::open(&Place {
+            node: id,
+            replica: replica(id),
+            directory: data.join("state"),
+            oracle: &self.oracle,
+            shared: &self.shared,
+        });
         let router = Arc::new(Router::default());
         let host = GroupHost::<SimRuntime> {
             options,
@@ -116,11 +149,13 @@ impl World {
         let handle = log.group(GROUP, replica(id)).expect("log");
         let alive = CancellationToken::new();
         self.pump(log.clone(), alive.clone(), Arc::clone(&self.nodes[number].sync_micros));
-        let group =
-            host.open(GROUP, replica(id), Arc::clone(&adder) as _, handle).await.expect("the replica opens");
+        let group = host
+            .open(GROUP, replica(id), Arc::clone(&machine) as _, handle)
+            .await
+            .expect("the replica opens");
         self.net.up(id, router);
-        self.readers.lock().insert(id, (group.clone(), Arc::clone(&adder)));
-        self.nodes[number].live = Some(Live { log, alive, group, adder });
+        self.readers.lock().insert(id, (group.clone(), Arc::clone(&machine)));
+        self.nodes[number].live = Some(Live { log, alive, group, machine });
     }
 
     /// Commits the log's queue after a random time, until the process dies.
@@ -137,16 +172,22 @@ impl World {
         }));
     }
 
-    /// The power goes: nothing more is written or sent, and what was not synced is lost, in part.
+    /// The power goes: nothing more is written or sent, and what was not synced is lost, in part. Every other time that is in
+    /// the middle of writing what the log has queued.
     pub async fn crash(&mut self, number: usize) {
         let node = &mut self.nodes[number];
         let Some(live) = node.live.take() else { return };
+        if self.dice.chance(2) {
+            node.disk.cut_power_at(node.disk.io_count() + 1 + self.dice.below(2));
+            live.log.pump();
+        }
         node.disk.cut_power();
         self.net.down(node.id);
         self.readers.lock().remove(&node.id);
         live.alive.cancel();
         // Whatever waits for the disk hears that it is dead.
         live.log.pump();
+        live.machine.die();
         live.group.shutdown().await;
         drop(live);
         let loss = if self.dice.chance(3) { Loss::All } else { Loss::Random };
@@ -154,35 +195,19 @@ impl World {
         self.oracle.lock().restarts += 1;
     }
 
-    pub fn live(&self) -> impl Iterator<Item = (&Node, &Live)> {
+    pub fn live(&self) -> impl Iterator<Item = (&Node<M>, &Live<M>)> {
         self.nodes.iter().filter_map(|node| Some((node, node.live.as_ref()?)))
     }
 
-    pub fn propose(&self, number: u64) {
-        let leaders: Vec<_> = self.live().filter(|(_, live)| live.group.leadership().is_self).collect();
-        if leaders.is_empty() {
-            return;
-        }
-        let (_, live) = leaders[self.dice.below(leaders.len() as u64) as usize];
-        let mut command = vec![0u8; 8 + self.dice.below(400) as usize];
-        command[..8].copy_from_slice(&number.to_le_bytes());
-        let Ok(answer) = live.group.propose(Bytes::from(command)) else { return };
-        let (oracle, adder) = (Arc::clone(&self.oracle), Arc::clone(&live.adder));
-        let readers = Arc::clone(&self.readers);
-        drop(SimRuntime::spawn(async move {
-            if answer.await.is_ok() {
-                // It was applied here before it was answered.
-                let applied = adder.index_of(number).expect("an acknowledged command was applied");
-                oracle.lock().acknowledge(number, applied);
-                // The moment at which a leader that was deposed unawares would be caught.
-                check_leases(&readers, &oracle);
-            }
-        }));
+    /// The nodes that believe they lead.
+    pub fn leaders(&self) -> Vec<&Live<M>> {
+        self.live().map(|(_, live)| live).filter(|live| live.group.leadership().is_self).collect()
     }
 
     /// A leader that only one voter still follows is cut off from it, and that voter restarts at once: were it to vote
-    /// right away, there would be a second leader within the first one's lease (design 14.9).
-    pub async fn forget_a_lease(&mut self) {
+    /// right away, there would be a second leader within the first one's lease (design 14.9). Nothing may be proposed until
+    /// `work` is called for the first time: the one that is cut off must have all there is, or nobody would vote for it.
+    pub async fn forget_a_lease(&mut self, work: impl Fn(&Self)) {
         let leader = self.live().find(|(_, live)| live.group.leadership().is_self).map(|(node, _)| node.id);
         let Some(leader) = leader else { return };
         let others: Vec<u64> = (1..=NODES).filter(|other| *other != leader).collect();
@@ -190,16 +215,13 @@ impl World {
             if self.dice.chance(2) { (others[0], others[1]) } else { (others[1], others[0]) };
         self.net.mend();
         self.net.cut(leader, candidate, true);
-        for step in 0..70 {
-            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
-            SimRuntime::sleep(Duration::from_millis(20)).await;
-        }
+        SimRuntime::sleep(Duration::from_millis(1_400)).await;
         let number = voter as usize - 1;
         self.crash(number).await;
         self.net.cut(leader, voter, true);
         self.start(number).await;
-        for step in 0..40 {
-            self.propose(10_000_000 + self.dice.below(1 << 40) * 100 + step);
+        for _ in 0..40 {
+            work(self);
             SimRuntime::sleep(Duration::from_millis(10)).await;
             check_leases(&self.readers, &self.oracle);
         }
@@ -216,23 +238,8 @@ impl World {
         first.initialize(members).await.expect("initialised once");
     }
 
-    /// Proposes until the leader has acknowledged some of it; the number of its node.
-    pub async fn settled_leader(&self, first: u64) -> usize {
-        for number in first..first + 10_000 {
-            self.propose(number);
-            SimRuntime::sleep(Duration::from_millis(5)).await;
-            let leader = self.live().find(|(_, live)| live.group.serving_lease().is_ok());
-            if let Some((node, _)) = leader
-                && self.oracle.lock().acknowledged.len() > 20
-            {
-                return node.id as usize - 1;
-            }
-        }
-        panic!("nobody leads");
-    }
-
-    /// Mends everything and waits until all agree.
-    pub async fn settle(&mut self) {
+    /// Nothing is broken any more, and everyone runs.
+    pub async fn mend_all(&mut self) {
         self.net.mend();
         for number in 0..self.nodes.len() {
             self.nodes[number].sync_micros.store(1_500, Ordering::Relaxed);
@@ -240,35 +247,19 @@ impl World {
                 self.start(number).await;
             }
         }
-        let deadline = SimInstant::now() + Duration::from_secs(60);
-        loop {
-            self.propose(u64::MAX);
-            SimRuntime::sleep(Duration::from_millis(500)).await;
-            let states: Vec<_> = self.live().map(|(_, live)| live.adder.state()).collect();
-            let agree = states.iter().all(|state| *state == states[0]);
-            let ended = self.oracle.lock().acknowledged.contains(&u64::MAX);
-            if agree && ended {
-                break;
-            }
-            assert!(SimInstant::now() < deadline, "no agreement: {:?}", self.report());
-        }
-        let acknowledged = self.oracle.lock().acknowledged.clone();
-        for (node, live) in self.live() {
-            for number in &acknowledged {
-                assert!(live.adder.index_of(*number).is_some(), "node {} lost {number}", node.id);
-            }
-        }
-        for number in 0..self.nodes.len() {
-            if let Some(live) = self.nodes[number].live.take() {
-                let purged = live.group.status().purged;
-                if purged.is_some() {
-                    self.oracle.lock().snapshots_installed += live.adder.installs();
-                }
+    }
+
+    /// Ends every process.
+    pub async fn stop_all(&mut self) {
+        for node in &mut self.nodes {
+            if let Some(live) = node.live.take() {
                 live.group.shutdown().await;
                 live.alive.cancel();
+                live.machine.die();
             }
-            self.nodes[number].disk.cut_power();
+            node.disk.cut_power();
         }
+        self.readers.lock().clear();
     }
 
     pub fn report(&self) -> Vec<evershard_raft::GroupStatus> {
