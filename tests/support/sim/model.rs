@@ -120,7 +120,8 @@ pub struct Model {
     /// Crc of all rows after each entry, by table and index.
     pictures: BTreeMap<(u32, u64), u32>,
     /// Digests that replicas took, by index.
-    digests: BTreeMap<u64, u128>,
+    /// By index, those of scrubs apart: they cover sessions and schemas too.
+    digests: BTreeMap<(u64, bool), u128>,
     /// Sequence numbers that came again after they were applied.
     pub repeated: u64,
     /// Digests that were compared with one that another replica, or this one before a restart, took at the same index.
@@ -214,8 +215,8 @@ impl Model {
     }
 
     /// A replica took a digest as of `index`.
-    pub fn digest(&mut self, index: u64, digest: u128) -> Result<(), String> {
-        match self.digests.insert(index, digest) {
+    pub fn digest(&mut self, index: u64, is_scrub: bool, digest: u128) -> Result<(), String> {
+        match self.digests.insert((index, is_scrub), digest) {
             Some(known) if known != digest => {
                 Err(format!("digests as of {index} differ: {known:032x} and {digest:032x}"))
             }

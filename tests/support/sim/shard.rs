@@ -253,7 +253,7 @@ impl Shard {
         if self.digested.swap(applied, Ordering::Relaxed) != applied
             && let Some((index, digest)) = machine.digest()
         {
-            self.compare(index, digest.to_u128());
+            self.compare(index, false, digest.to_u128());
         }
     }
 
@@ -263,13 +263,13 @@ impl Shard {
         machine.run_scans();
         for scrub in last.saturating_sub(4)..=last {
             if let Some(ScrubResult::Done { index, digest }) = machine.scrub_result(scrub) {
-                self.compare(index, digest.to_u128());
+                self.compare(index, true, digest.to_u128());
             }
         }
     }
 
-    fn compare(&self, index: u64, digest: u128) {
-        let outcome = self.model.lock().digest(index, digest);
+    fn compare(&self, index: u64, is_scrub: bool, digest: u128) {
+        let outcome = self.model.lock().digest(index, is_scrub, digest);
         outcome.unwrap_or_else(|problem| self.violated(&problem));
     }
 
