@@ -7,9 +7,12 @@ mod support;
 use bytes::Bytes;
 use evershard::{Error, ErrorKind, TableDefinition, definition};
 use evershard_proto::limits::{DIM_MAX, MESSAGE_BYTES_MAX, PUSH_BODY_BYTES_HARD_MAX};
+use evershard_proto::v1::ProposeRequest;
+use evershard_proto::v1::node_service_client::NodeServiceClient;
 use support::raw::{self, RawSession};
 use support::trainer::{Table, Trainer, integers};
 use support::{Cluster, eventually};
+use tonic::Code;
 
 const DIM: usize = 4;
 const IDS: [u64; 6] = [1, 2, 3, 4, 5, u64::MAX];
@@ -264,4 +267,30 @@ async fn a_dropped_table_is_unknown_to_those_who_still_hold_it() {
         if scrub.shards.iter().all(|shard| shard.equal) { Ok(()) } else { Err(format!("{scrub:?}")) }
     })
     .await;
+}
+
+/// What other nodes may propose is looked at too: an entry that no replica can use would halt them all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_cannot_be_applied_gets_into_a_log() {
+    let (cluster, _trainer, table, rows) = prepared().await;
+    let routing = cluster.routing(1).await.unwrap();
+    let groups: Vec<u64> = std::iter::once(0).chain(routing.shards.iter().map(|shard| shard.group)).collect();
+    let garbage: [&[u8]; 5] = [b"", &[9, 9], &[2, 1, 255, 255], &[1, 1, 0, 0], &[255; 40]];
+    for node in cluster.ids() {
+        for &group in &groups {
+            for command in garbage.iter().filter(|command| group != 0 || !command.is_empty()) {
+                let mut client = NodeServiceClient::new(cluster.channel(node));
+                let request = ProposeRequest {
+                    cluster_id: routing.cluster_id.clone(),
+                    group,
+                    command: Bytes::copy_from_slice(command),
+                };
+                let refused = client.propose(request).await.expect_err("it was proposed");
+                assert_eq!(refused.code(), Code::InvalidArgument, "group {group}, {command:?}: {refused}");
+            }
+        }
+    }
+    table.push(&IDS, &vec![0.0; IDS.len() * DIM]).await.unwrap();
+    assert_eq!(table.pull(&IDS).await.unwrap(), rows);
+    cluster.assert_replicas_equal().await;
 }

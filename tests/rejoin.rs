@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use evershard_proto::v1::{InitClusterRequest, NodeAddress};
 use support::ledger::Ledger;
+use support::node::{Node, NodeSettings};
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually, ports};
@@ -217,5 +219,72 @@ async fn a_node_that_moved_is_found_at_its_new_address() {
     .await;
     run.cluster.wait_ready().await;
     assert_eq!(run.replicas().await, before, "it kept its replicas");
+    run.finish().await;
+}
+
+/// Whoever repeats `cluster init` at a node that lost its disk would make a voter that forgot its log and vote.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wiped_node_does_not_begin_the_cluster_anew() {
+    let mut run = Run::start().await;
+    let before = run.replicas().await;
+    let nodes = run.cluster.routing(1).await.unwrap().nodes;
+    run.cluster.kill(VICTIM);
+    std::fs::remove_dir_all(run.cluster.node(VICTIM).data()).unwrap();
+    let peers = run.cluster.node(VICTIM).settings.peers.clone();
+    let settings = &mut run.cluster.node_mut(VICTIM).settings;
+    // Nobody whom it could join.
+    settings.peers = settings.advertised.clone();
+    run.cluster.restart(VICTIM);
+    let request = InitClusterRequest {
+        nodes: nodes.into_iter().map(|n| NodeAddress { id: n.id, address: n.address }).collect(),
+        shards: 2,
+        replicas: 3,
+    };
+    let refused = eventually("init is refused", || async {
+        match run.cluster.admin(VICTIM).init_cluster(request.clone()).await {
+            Ok(reply) => panic!("a second beginning: {reply:?}"),
+            Err(status) if status.code() == tonic::Code::Unavailable => Err(status.to_string()),
+            Err(status) => Ok(status),
+        }
+    })
+    .await;
+    assert!(refused.message().contains("--peers"), "it says what to do: {refused}");
+    let status = run.cluster.status(VICTIM).await.unwrap();
+    assert!(status.replicas.is_empty(), "nothing was made: {status:?}");
+
+    run.cluster.kill(VICTIM);
+    run.cluster.node_mut(VICTIM).settings.peers = peers;
+    run.cluster.restart(VICTIM);
+    run.wait_replaced(&before).await;
+    run.finish().await;
+}
+
+/// An empty server that is given the id of one that lives takes nothing from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_server_with_the_id_of_another_is_not_let_in() {
+    let run = Run::start().await;
+    let before = run.replicas().await;
+    let routing = run.cluster.routing(1).await.unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let free = ports::free(2);
+    let mut impostor = Node::new(
+        NodeSettings {
+            grpc_port: free[0],
+            http_port: free[1],
+            advertised: format!("http://127.0.0.1:{}", free[0]),
+            ..run.cluster.node(VICTIM).settings.clone()
+        },
+        elsewhere.path(),
+    );
+    impostor.start(None);
+    eventually("it is told", || async {
+        let log = std::fs::read_to_string(impostor.log()).unwrap();
+        if log.contains("an id of its own") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    impostor.kill();
+    let now = run.cluster.routing(1).await.unwrap();
+    assert_eq!(now.nodes, routing.nodes, "no address changed");
+    assert_eq!(run.replicas().await, before, "no replica was replaced");
     run.finish().await;
 }

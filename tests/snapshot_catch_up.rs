@@ -108,28 +108,46 @@ async fn a_frozen_follower_catches_up_by_snapshot_while_pushes_go_on() {
     cluster.assert_replicas_equal().await;
 }
 
-/// An install that fails for a reason that passes costs neither the replica nor a restart of its node.
+/// An install that fails for a reason that passes costs neither the replica nor a restart of its node: here of one that was
+/// never restarted, so that it knows the replica's log from making it.
 #[cfg(feature = "failpoints")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_whose_install_failed_opens_its_replica_again() {
-    let mut cluster = Cluster::start(options()).await;
+    let mut cluster = Cluster::prepare(options()).await;
+    for id in [1, 2] {
+        cluster.node_mut(id).start(None);
+    }
+    cluster.node_mut(3).start(Some("snapshot::install_error=fail@1"));
+    cluster.create().await;
+    cluster.wait_ready().await;
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let table = trainer.integers("audit", DIM).await;
     let pushers = [Pusher::start(cluster.endpoints(), load(), 3)];
     wait_progress(&pushers, 10).await;
     let follower = follower(&cluster).await;
     let then = applied(&cluster, follower).await;
-    cluster.kill(follower);
+    let before = replica_ids(&cluster, follower).await;
+    cluster.node(follower).freeze();
     leave_behind(&cluster, &then).await;
-    cluster.node_mut(follower).start(Some("snapshot::install_error=fail@1"));
-    cluster.wait_ready().await;
-    cluster.wait_caught_up().await;
-    let log = std::fs::read_to_string(cluster.node(follower).log()).unwrap();
-    assert!(log.contains("replica stopped"), "the install did not fail: {log}");
+    cluster.node(follower).thaw();
+    eventually("the install fails", || async {
+        let log = std::fs::read_to_string(cluster.node(follower).log()).unwrap();
+        if log.contains("replica stopped") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    wait_progress(&pushers, 10).await;
 
     let [pusher] = pushers;
     let ledger = pusher.finish().await;
+    cluster.wait_ready().await;
     cluster.wait_caught_up().await;
+    assert_eq!(replica_ids(&cluster, follower).await, before, "the same replicas went on");
     cluster.assert_replicas_equal().await;
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
+}
+
+#[cfg(feature = "failpoints")]
+async fn replica_ids(cluster: &Cluster, node: u64) -> Vec<u64> {
+    let status = cluster.status(node).await.unwrap();
+    status.replicas.iter().map(|replica| replica.replica).collect()
 }

@@ -1,7 +1,8 @@
 //! Admitting a node that asks to join: a new one, one that moved, one whose disk was wiped or is damaged.
 //!
 //! Invariant: whether a replica is lost is decided by what the node itself says when it is called back at its address, not
-//! by what a request says that may be old: a replica is never replaced while its node holds it.
+//! by what a request says that may be old: a replica is never replaced while its node holds it, and nothing is registered
+//! before. Of two servers with one id, the one that holds the replicas stays.
 //!
 //! Not here: making the successors (`agent.rs` on the node) and their membership (`membership.rs`).
 
@@ -9,14 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::{
-    ErrorKind, GetNodeStatusRequest, GroupPlacement, JoinRequest, NodeAddress, RegisterNode, ReplaceReplica,
-    meta_command::Command,
+    ErrorKind, GetNodeStatusRequest, GroupPlacement, JoinRequest, NodeAddress, NodeStatus, RegisterNode,
+    ReplaceReplica, meta_command::Command,
 };
 
 use super::node::Node;
 use crate::service::RequestError;
 
 const DEADLINE: Duration = Duration::from_secs(4);
+const ASK_WITHIN: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Lets the node of `request` into the cluster: registers its address, and gives every replica that it lost a
@@ -28,10 +30,6 @@ impl Node {
         let deadline = Instant::now() + DEADLINE;
         let state = self.meta_state();
         let address = NodeAddress { id: request.node, address: request.address.clone() };
-        if !state.nodes.contains(&address) {
-            let register = Command::RegisterNode(RegisterNode { node: Some(address) });
-            self.propose_meta(register, deadline).await?;
-        }
         let placed: Vec<(u64, u64)> = state
             .groups
             .iter()
@@ -41,13 +39,11 @@ impl Node {
             .collect();
         let held =
             |(_, replica): &(u64, u64)| request.held.iter().any(|h| h.replica == *replica && !h.quarantined);
-        if placed.iter().all(held) {
+        let known = state.nodes.iter().find(|n| n.id == request.node);
+        if known == Some(&address) && placed.iter().all(held) {
             return Ok(());
         }
-        let mut client = self.peers.admin(&request.address)?;
-        let asked = GetNodeStatusRequest { with_digest: false, scrub_id: 0 };
-        let status =
-            client.get_node_status(asked).await.map_err(|s| RequestError::from_status(&s))?.into_inner();
+        let status = self.ask_at(&request.address).await?;
         if status.node != request.node {
             let what = format!("{} is node {}, not {}", request.address, status.node, request.node);
             return Err(RequestError::new(ErrorKind::Conflict, what));
@@ -57,8 +53,24 @@ impl Node {
             return Err(RequestError::new(ErrorKind::WrongCluster, what));
         }
         // What it holds and does not list as quarantined is alive, started or not.
+        let holds =
+            |replica: u64| status.replicas.iter().any(|r| r.replica == replica && r.role != "quarantined");
+        if let Some(before) = known.filter(|n| n.address != request.address)
+            && !placed.iter().all(|(_, replica)| holds(*replica))
+            && self.ask_at(&before.address).await.is_ok_and(|answer| answer.node == request.node)
+        {
+            let what = format!(
+                "node {} answers at {} and is not lost: give the server at {} an id of its own",
+                request.node, before.address, request.address
+            );
+            return Err(RequestError::new(ErrorKind::Conflict, what));
+        }
+        if known != Some(&address) {
+            let register = Command::RegisterNode(RegisterNode { node: Some(address) });
+            self.propose_meta(register, deadline).await?;
+        }
         for (group, replica) in placed {
-            if status.replicas.iter().any(|r| r.replica == replica && r.role != "quarantined") {
+            if holds(replica) {
                 continue;
             }
             let has_successor =
@@ -76,5 +88,12 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    async fn ask_at(self: &Arc<Self>, address: &str) -> Result<NodeStatus, RequestError> {
+        let mut request = tonic::Request::new(GetNodeStatusRequest::default());
+        request.set_timeout(ASK_WITHIN);
+        let status = self.peers.admin(address)?.get_node_status(request).await;
+        status.map(tonic::Response::into_inner).map_err(|s| RequestError::from_status(&s))
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::{
-    GetNodeStatusRequest, GroupPlacement, HeldReplica, JoinRequest, MarkReplicaCreated, MetaState,
+    ErrorKind, GetNodeStatusRequest, GroupPlacement, HeldReplica, JoinRequest, MarkReplicaCreated, MetaState,
     ReplicaPlacement, meta_command::Command,
 };
 use prost::Message;
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::identity::ListedReplica;
 use super::node::Node;
 use crate::meta::state::{META_GROUP, find_group};
+use crate::service::RequestError;
 use crate::telemetry::metric_definitions as metric;
 
 const LOCAL_PAUSE: Duration = Duration::from_millis(50);
@@ -161,7 +162,13 @@ impl Node {
             let reply = match client.join(request.clone()).await {
                 Ok(reply) => reply.into_inner(),
                 Err(status) => {
-                    tracing::debug!(address, %status, "not joined through this node");
+                    let error = RequestError::from_status(&status);
+                    if error.kind() == ErrorKind::Conflict {
+                        // Nothing that passes by itself: an operator has to know.
+                        tracing::error!(address, %error, "this server is not let into the cluster");
+                    } else {
+                        tracing::debug!(address, %error, "not joined through this node");
+                    }
                     continue;
                 }
             };

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use evershard_proto::limits::SHARDS_MAX;
 use evershard_proto::v1::{
-    CreateReplicaRequest, ErrorKind, InitClusterRequest, NodeAddress, meta_command::Command,
+    CreateReplicaRequest, ErrorKind, GetNodeStatusRequest, InitClusterRequest, NodeAddress, ReplicaStatus,
+    meta_command::Command,
 };
 use evershard_raft::Peer;
 
@@ -23,6 +24,8 @@ use crate::meta::state::{META_GROUP, META_SHARD, plan_cluster};
 use crate::service::RequestError;
 
 const DEADLINE: Duration = Duration::from_secs(30);
+/// For another node's answer before anything is begun.
+const ASK_WITHIN: Duration = Duration::from_secs(3);
 
 impl From<NodeError> for RequestError {
     fn from(error: NodeError) -> Self {
@@ -61,6 +64,9 @@ impl Node {
                 self.config.cluster_id.clone()
             };
         }
+        if self.replicas.meta().is_none() {
+            self.expect_no_cluster(&request.nodes).await?;
+        }
         let init = plan_cluster(cluster_id.clone(), request.nodes, request.shards, request.replicas);
         let mut members = BTreeMap::new();
         for placed in &init.groups[0].replicas {
@@ -77,6 +83,33 @@ impl Node {
         self.propose_meta(Command::Init(init), deadline).await?;
         self.wait_for_meta(deadline, |state| !state.cluster_id.is_empty()).await;
         Ok(cluster_id)
+    }
+
+    /// A node that holds nothing may have lost its disk: to begin anew, under the ids of then, would make a voter that
+    /// forgot its log. So the others are asked whether there is a cluster, before anything is made.
+    async fn expect_no_cluster(self: &Arc<Self>, nodes: &[NodeAddress]) -> Result<(), RequestError> {
+        for other in nodes.iter().filter(|n| n.id != self.config.node_id) {
+            let named = |error: RequestError| {
+                let what = format!("node {} at {}: {error}", other.id, other.address);
+                RequestError::new(ErrorKind::Unavailable, what)
+            };
+            let mut request = tonic::Request::new(GetNodeStatusRequest::default());
+            request.set_timeout(ASK_WITHIN);
+            let mut client = self.peers.admin(&other.address)?;
+            let status = client.get_node_status(request).await;
+            let status = status.map_err(|status| named(RequestError::from_status(&status)))?.into_inner();
+            // A meta replica that an attempt of before left behind has heard of nothing yet.
+            let is_begun = |r: &ReplicaStatus| r.group == META_GROUP && (r.term > 0 || r.last_index > 0);
+            if status.replicas.iter().any(is_begun) {
+                let what = format!(
+                    "node {} belongs to cluster {} already; if the data of this node is lost, start it with \
+                     --peers {}: it joins, and gets new replicas",
+                    other.id, status.cluster_id, other.address
+                );
+                return Err(RequestError::new(ErrorKind::Conflict, what));
+            }
+        }
+        Ok(())
     }
 
     async fn make_meta_replica(

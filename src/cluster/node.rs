@@ -60,6 +60,8 @@ pub struct Node {
     pub(super) log: Log,
     pub(super) lost_logs: HashMap<GroupKey, String>,
     pub(super) found_logs: HashSet<GroupKey>,
+    /// Logs that this process made itself.
+    pub(super) made_logs: Mutex<HashSet<GroupKey>>,
     pub(super) rocks: RocksShared,
     pub(super) flusher: Flusher,
     pub(super) scrubber: Scrubber,
@@ -128,6 +130,7 @@ impl Node {
             lanes: LanesDoor::default(),
             lost_logs: recovery.quarantined.into_iter().map(|q| (q.key, q.reason)).collect(),
             found_logs: recovery.groups.into_iter().map(|g| g.key).collect(),
+            made_logs: Mutex::default(),
             log,
             rocks,
             flusher,

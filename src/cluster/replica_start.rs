@@ -65,6 +65,7 @@ impl Node {
                 Err(source) => return Err(NodeError::Io { path: directory, source }),
             }
             node.log.group(new.group, new.replica)?;
+            node.made_logs.lock().insert(GroupKey { group: new.group, replica: new.replica });
             if new.group == META_GROUP {
                 MetaMachine::open(&directory)?;
             } else {
@@ -86,10 +87,12 @@ impl Node {
             return Ok(());
         }
         let key = GroupKey { group: listed.group, replica: listed.replica };
+        // Opened again after it halted, or could not be opened at first: this process made its log.
+        let has_log = self.found_logs.contains(&key) || self.made_logs.lock().contains(&key);
         let lost = match self.lost_logs.get(&key) {
             _ if listed.damaged => Some("it was found damaged before".to_string()),
             Some(reason) => Some(format!("its log is damaged: {reason}")),
-            None if listed.started && !self.found_logs.contains(&key) => Some("its log is gone".to_string()),
+            None if listed.started && !has_log => Some("its log is gone".to_string()),
             None => None,
         };
         if let Some(reason) = lost {

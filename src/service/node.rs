@@ -2,15 +2,20 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use evershard_proto::push_body::KIND_PUSH;
+use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::node_service_server::NodeService;
 use evershard_proto::v1::{
-    CreateReplicaReply, CreateReplicaRequest, ErrorKind, JoinReply, JoinRequest, ProposeReply, ProposeRequest,
+    CreateReplicaReply, CreateReplicaRequest, ErrorKind, JoinReply, JoinRequest, MetaCommand, ProposeReply,
+    ProposeRequest,
 };
 use prost::Message;
 use tonic::{Request, Response, Status};
 
 use super::RequestError;
 use crate::cluster::node::Node;
+use crate::meta::state::META_GROUP;
 
 /// The node service.
 #[derive(Clone)]
@@ -63,7 +68,28 @@ impl NodeService for NodeDoor {
     async fn propose(&self, request: Request<ProposeRequest>) -> Result<Response<ProposeReply>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster_id)?;
+        check_command(request.group, &request.command)?;
         let answer = self.node.propose_here(request.group, request.command).await?;
         Ok(Response::new(ProposeReply { answer }))
     }
+}
+
+/// An entry that no replica can use halts them all (design 14.13), so nothing unknown gets into a log. Pushes have a door of
+/// their own, which asks for their session.
+fn check_command(group: u64, command: &Bytes) -> Result<(), RequestError> {
+    let problem = if group == META_GROUP {
+        match MetaCommand::decode(command.clone()) {
+            Ok(MetaCommand { command: Some(_) }) => return Ok(()),
+            Ok(MetaCommand { command: None }) => "a meta command of another version".to_owned(),
+            Err(error) => format!("a meta command that does not decode: {error}"),
+        }
+    } else if command.first() == Some(&KIND_PUSH) {
+        "a push, which goes to the parameter service".to_owned()
+    } else {
+        match ShardCommand::decode(command) {
+            Ok(_) => return Ok(()),
+            Err(error) => error.to_string(),
+        }
+    };
+    Err(RequestError::new(ErrorKind::Invalid, format!("nothing that group {group} could apply: {problem}")))
 }
