@@ -28,6 +28,8 @@ use crate::telemetry::{HttpError, HttpServer, Readiness};
 const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
 /// How long the doors may take to close.
 const DOORS_CLOSE_WITHIN: Duration = Duration::from_secs(3);
+/// For the agents to end what they are at.
+const AGENTS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// The server could not start or run.
 #[derive(Debug, thiserror::Error)]
@@ -94,9 +96,12 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     stop.cancelled().await;
     tracing::info!("stopping: leadership moves first");
     agents_stop.cancel();
-    for agent in agents {
-        if agent.await.is_err() {
-            tracing::error!("an agent panicked");
+    for mut agent in agents {
+        match tokio::time::timeout(AGENTS_END_WITHIN, &mut agent).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::error!("an agent panicked"),
+            // It waits for something that may not come, such as a quorum.
+            Err(_) => agent.abort(),
         }
     }
     // Clients are answered while leadership moves; then the doors close.

@@ -18,6 +18,8 @@ use super::node::Node;
 
 /// How long a node leaves making a group to the replica whose turn it is.
 const OTHERS_INITIALIZE_AFTER: Duration = Duration::from_secs(5);
+/// For a change of one group's membership.
+const CHANGE_WITHIN: Duration = Duration::from_secs(10);
 /// Entries that a learner may lack when it is made a voter.
 const CAUGHT_UP_LAG: u64 = 64;
 
@@ -31,8 +33,17 @@ impl Node {
             if !leadership.is_self || !leadership.is_ready {
                 continue;
             }
-            if let Err(error) = self.reconcile_group(&state, placement, &raft).await {
-                tracing::warn!(group = placement.group, %error, "the membership is not yet as decided");
+            // Without a quorum a change waits; the other groups must not wait with it.
+            let reconciled = self.reconcile_group(&state, placement, &raft);
+            match tokio::time::timeout(CHANGE_WITHIN, reconciled).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(group = placement.group, %error, "the membership is not yet as decided");
+                }
+                Err(_) => tracing::warn!(
+                    group = placement.group,
+                    "the membership did not change within {CHANGE_WITHIN:?}"
+                ),
             }
         }
     }

@@ -19,6 +19,8 @@ use crate::model::CommandOutcome;
 use crate::service::RequestError;
 
 const PAUSE: Duration = Duration::from_millis(25);
+/// For the answer of a group that this node leads.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 impl Node {
     /// Proposes to `group` through its leader, trying again until `deadline`.
@@ -101,7 +103,14 @@ impl Node {
             RequestError::new(ErrorKind::UnknownGroup, what).in_group(group).retry_soon()
         })?;
         let refused = |e| RequestError::from_propose(group, &e);
-        raft.propose(command).map_err(refused)?.await.map_err(refused)
+        // A command taken in just before the quorum was lost waits for it without end; it may come to pass after all.
+        match tokio::time::timeout(ANSWER_WITHIN, raft.propose(command).map_err(refused)?).await {
+            Ok(answer) => answer.map_err(refused),
+            Err(_) => {
+                let what = format!("group {group} did not commit it within {ANSWER_WITHIN:?}");
+                Err(RequestError::new(ErrorKind::Unavailable, what).in_group(group).retry_soon())
+            }
+        }
     }
 
     fn addresses_of_group(&self, group: u64) -> Vec<String> {

@@ -7,6 +7,7 @@
 
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
+use evershard_proto::v1::NonFinitePolicy;
 
 use super::content::Content;
 use crate::batch::{Batch, add_row, put_row};
@@ -84,6 +85,10 @@ fn fill(
             put_row(place, row(batch.last_row(*d)));
             continue;
         }
+        if content.non_finite != NonFinitePolicy::Reject {
+            sum_by_policy(place, batch.rows(*d).map(row), content.non_finite);
+            continue;
+        }
         let mut rows = batch.rows(*d);
         if let Some(first) = rows.next() {
             put_row(place, row(first));
@@ -94,11 +99,31 @@ fn fill(
     }
 }
 
+/// A table's policy for values that are not finite comes before the sum, as on the servers: one bad row must not take the
+/// good rows of its id with it. A sum that is not finite, or rows of which none is good, are left to the servers.
+fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, policy: NonFinitePolicy) {
+    let clipped = |value: f32| if value.is_nan() { 0.0 } else { value.clamp(f32::MIN, f32::MAX) };
+    let is_good = |row: &&[f32]| row.iter().all(|value| value.is_finite());
+    let (mut first, mut sum) = (None, None::<Vec<f32>>);
+    for row in rows {
+        first.get_or_insert(row);
+        if policy == NonFinitePolicy::SkipRow && !is_good(&row) {
+            continue;
+        }
+        match &mut sum {
+            None => sum = Some(row.iter().map(|value| clipped(*value)).collect()),
+            Some(sum) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += clipped(*value)),
+        }
+    }
+    if let Some(row) = sum.as_deref().or(first) {
+        put_row(place, row);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use evershard_proto::push_body::PushBody;
-    use evershard_proto::v1::NonFinitePolicy;
 
     #[test]
     fn more_tables_than_a_message_takes_go_in_several() {
@@ -123,5 +148,20 @@ mod tests {
             seen.extend(body.sections().map(|section| section.table));
         }
         assert_eq!(seen, (1..=tables).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_bad_row_does_not_take_the_good_ones_of_its_id_with_it() {
+        let sum = |rows: &[[f32; 2]], policy| {
+            let mut place = [0; 8];
+            sum_by_policy(&mut place, rows.iter().map(|row| &row[..]), policy);
+            [0, 4].map(|at| f32::from_le_bytes([place[at], place[at + 1], place[at + 2], place[at + 3]]))
+        };
+        let rows = [[f32::NAN, 1.0], [2.0, 3.0], [4.0, f32::INFINITY]];
+        assert_eq!(sum(&rows, NonFinitePolicy::SkipRow), [2.0, 3.0]);
+        assert_eq!(sum(&rows[..2], NonFinitePolicy::Clip), [2.0, 4.0]);
+        assert_eq!(sum(&rows[1..], NonFinitePolicy::Clip), [6.0, f32::MAX]);
+        // None is good: the server skips it.
+        assert!(sum(&rows[..1], NonFinitePolicy::SkipRow)[0].is_nan());
     }
 }
