@@ -1,6 +1,6 @@
 //! How long the write or sync in progress has taken: a hung disk shows here, though nothing fails.
 //!
-//! Not here: what follows from it (the raft crate gives up leadership).
+//! Not here: what follows from it. Nothing does yet: a leader whose disk hangs should give up its place.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! `evershardctl scrub`: every replica computes a digest of its rows at the same log index; equal digests mean equal bits.
+//! `evershardctl scrub`: every replica computes a digest of its rows, sessions and schemas at the same log index; equal
+//! digests mean equal bits.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use crate::connection::Connection;
 use crate::error::CtlError;
 use crate::output;
 
-/// Compare the replicas of every shard, to the bit. Exit code 1 when any differ.
+/// Compare the replicas of every shard, to the bit. Exit code 1 when any differ, or give no digest.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Training goes on meanwhile. A replica that is down gives no digest: the shard says so.
