@@ -6,7 +6,7 @@
 
 SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test quick demo lint bench chaos clean clean-cache
+.PHONY: help setup build test quick demo lint bench bench-storage chaos clean clean-cache
 
 help:
 	@scripts/help.sh
@@ -31,6 +31,9 @@ lint:
 
 bench:
 	@scripts/bench.sh
+
+bench-storage:
+	@scripts/bench_storage.sh
 
 chaos:
 	@scripts/chaos.sh

@@ -11,6 +11,7 @@ pub mod durable_file;
 pub mod failpoints;
 pub mod flush;
 pub mod ingest;
+pub mod memory;
 pub mod meta;
 pub mod model;
 pub mod open_files;

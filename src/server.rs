@@ -66,8 +66,11 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         TcpListener::bind(address).await.map_err(|source| ServerError::Bind { address, source })?;
     let readiness = Readiness::starting();
     let http = HttpServer::bind(config.http, readiness.clone()).await?;
-    let read_pool = Arc::new(ReadPool::start(config.read_threads)?);
-    let stream_bytes = usize::try_from(config.stream_in_flight_bytes).unwrap_or(usize::MAX);
+    let read_pool = Arc::new(ReadPool::start("read", config.read_threads)?);
+    let cold_pool = Arc::new(ReadPool::start("cold", config.read_threads)?);
+    // What a semaphore can count.
+    let in_flight = |bytes: u64| usize::try_from(bytes.min(u32::MAX.into())).unwrap_or(usize::MAX);
+    let bounds = (in_flight(config.stream_in_flight_bytes), in_flight(config.node_in_flight_bytes));
     let node = open_node(config, readiness).await?;
 
     let doors_stop = CancellationToken::new();
@@ -78,10 +81,10 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let sessions = node.clone();
     let parameter = ParameterDoor::new(
         node.replicas.clone(),
-        read_pool,
+        (read_pool, cold_pool),
         tasks.clone(),
         doors_stop.clone(),
-        stream_bytes,
+        bounds,
         Arc::new(move || sessions.meta_state().next_session),
     );
     let grpc = tasks.spawn(serve_doors(node.clone(), parameter, listener, doors_stop.clone()));

@@ -123,6 +123,13 @@ fn look(world: &World, scrubs: u64) {
     for (node, live) in world.live() {
         // Nothing here is worth giving up for: not even an assertion of openraft's.
         assert_eq!(live.group.halted(), None, "node {} gave up", node.id);
+        if world.dice.chance(20) {
+            // Rows that are flushed may leave memory at any time, and come back when they are needed.
+            live.machine.let_go(1 + world.dice.below(64));
+        }
+        if world.dice.chance(3) {
+            live.machine.warm_up();
+        }
         live.machine.look();
         if world.dice.chance(3) {
             live.machine.scrub(scrubs);
@@ -245,7 +252,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn every_push_counts_once_and_replicas_are_equal() {
-    let (mut killed, mut installs, mut fuzzy, mut repeated) = (0, 0, 0, 0);
+    let (mut killed, mut installs, mut fuzzy, mut repeated, mut let_go, mut warm_ups) = (0, 0, 0, 0, 0, 0);
     for seed in seeds() {
         // Before it: a seed that breaks something is known by its number.
         println!("seed {seed}");
@@ -258,11 +265,15 @@ fn every_push_counts_once_and_replicas_are_equal() {
         installs += run.counts.installs.load(Ordering::Relaxed);
         fuzzy += run.counts.fuzzy_starts.load(Ordering::Relaxed);
         repeated += run.repeated;
+        let_go += run.counts.let_go.load(Ordering::Relaxed);
+        warm_ups += run.counts.warm_ups.load(Ordering::Relaxed);
         assert!(run.pushes > 100 && run.restarts > 5 && run.digests > 50 && run.lease_reads > 100);
     }
     assert!(killed > 0, "no flush was cut off");
     assert!(installs > 0, "no snapshot was installed");
     assert!(fuzzy > 0, "nobody began with rows ahead of its log position");
+    assert!(let_go > 1000, "rows stayed in memory");
+    assert!(warm_ups > 0, "no replica warmed up");
     assert!(repeated > 0, "nothing was sent again after it was applied");
 }
 

@@ -72,7 +72,8 @@ impl<RT: Runtime> GroupHost<RT> {
         let halted = |reason: String| GroupError::Halted { group, replica, reason };
         let limits = self.options.limits.clone();
         let state = Arc::new(ApplierState::default());
-        let store = LogStore::<RT>::new(log.clone(), Arc::clone(&self.executor), &limits);
+        let store =
+            LogStore::<RT>::new(log.clone(), Arc::clone(&self.executor), Arc::clone(&state_machine), &limits);
         let is_new = store.is_pristine();
         let applier = Applier::<RT>::open(
             Arc::clone(&state_machine),

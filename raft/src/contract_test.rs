@@ -41,8 +41,9 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
         let (log, _) = Log::open(options, Arc::new(RealDisk), Driver::Threaded).expect("log");
         let limits = RaftLimits::default();
         let executor = ApplyThreads::start(1).expect("threads");
-        let store = LogStore::new(log.group(1, 1).expect("group"), Arc::clone(&executor) as _, &limits);
         let machine = adder::Adder::open(&folder.path().join("state"), true, None);
+        let group = log.group(1, 1).expect("group");
+        let store = LogStore::new(group, Arc::clone(&executor) as _, Arc::clone(&machine) as _, &limits);
         let applier = Applier::open(
             machine,
             executor,

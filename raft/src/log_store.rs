@@ -30,8 +30,9 @@ use tokio::sync::oneshot;
 use crate::cursor::{DecodeError, Reader, put_log_id, put_vote};
 use crate::executor::{self, ApplyExecutor};
 use crate::options::RaftLimits;
+use crate::state_machine::StateMachine;
 use crate::transport::codec::{payload_of, payload_parts};
-use crate::type_config::{LeaderId, LogId, RaftEntry, Runtime, TypeConfig, Vote};
+use crate::type_config::{LeaderId, LogId, Payload, RaftEntry, Runtime, TypeConfig, Vote};
 
 const VERSION: u8 = 1;
 
@@ -39,6 +40,7 @@ const VERSION: u8 = 1;
 pub(crate) struct LogStore<RT> {
     log: GroupLog,
     executor: Arc<dyn ApplyExecutor>,
+    state_machine: Arc<dyn StateMachine>,
     append_bytes: u64,
     apply_bytes: u64,
     _runtime: PhantomData<fn() -> RT>,
@@ -49,6 +51,7 @@ impl<RT> Clone for LogStore<RT> {
         Self {
             log: self.log.clone(),
             executor: Arc::clone(&self.executor),
+            state_machine: Arc::clone(&self.state_machine),
             append_bytes: self.append_bytes,
             apply_bytes: self.apply_bytes,
             _runtime: PhantomData,
@@ -57,10 +60,16 @@ impl<RT> Clone for LogStore<RT> {
 }
 
 impl<RT: Runtime> LogStore<RT> {
-    pub(crate) fn new(log: GroupLog, executor: Arc<dyn ApplyExecutor>, limits: &RaftLimits) -> Self {
+    pub(crate) fn new(
+        log: GroupLog,
+        executor: Arc<dyn ApplyExecutor>,
+        state_machine: Arc<dyn StateMachine>,
+        limits: &RaftLimits,
+    ) -> Self {
         Self {
             log,
             executor,
+            state_machine,
             append_bytes: limits.append_bytes as u64,
             apply_bytes: limits.apply_bytes as u64,
             _runtime: PhantomData,
@@ -230,8 +239,14 @@ impl<RT: Runtime> RaftLogStorage<TypeConfig<RT>> for LogStore<RT> {
         I: IntoIterator<Item = RaftEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries: Vec<Entry> = entries.into_iter().map(|entry| log_entry(&entry)).collect();
+        let entries: Vec<RaftEntry> = entries.into_iter().collect();
         self.log.admitted().await;
+        for entry in &entries {
+            if let Payload::Normal(command) = &entry.payload {
+                self.state_machine.appended(&command.payload);
+            }
+        }
+        let entries = entries.iter().map(log_entry).collect();
         self.log.append(entries, Box::new(move |result| callback.io_completed(result)));
         Ok(())
     }

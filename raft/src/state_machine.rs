@@ -96,6 +96,12 @@ pub trait StateMachine: Send + Sync + 'static {
     /// [`Halt`] when an entry is of an unknown kind or version. Entries before it were applied.
     fn apply(&self, entries: &[CommittedEntry]) -> Result<Vec<Bytes>, Halt>;
 
+    /// A command was appended to the log here, and will be applied unless another leader overwrites it: whatever it takes to do
+    /// so may be made ready. Called on the runtime: must not wait.
+    fn appended(&self, command: &Bytes) {
+        let _ = command;
+    }
+
     /// The virtual snapshot: the last position whose state is durable (a flush cycle ended there).
     fn snapshot_mark(&self) -> SnapshotMark;
 

@@ -4,8 +4,8 @@
 //! -> session -> parse -> validation of everything -> only then rows, table by table -> session record.
 //!
 //! Invariants (design 4):
-//! - **total**: a decodable kind and version never panics and never halts; what cannot be used is a refusal, the same on
-//!   every replica;
+//! - **total**: a decodable kind and version never panics, and halts only when this replica's disk does not give a row; what
+//!   cannot be used is a refusal, the same on every replica;
 //! - **whole or nothing**: everything is validated before the first row changes;
 //! - **deterministic**: no clock, no randomness, no order of hashing; time enters with the entry;
 //! - results do not depend on rows, so replay over a fuzzy flush gives the same results;
@@ -13,6 +13,7 @@
 //!
 //! Not here: order and durability (the raft crate), when rows reach the disk (`flush`).
 
+mod cold_rows;
 mod duplicates;
 mod finite;
 mod push;
@@ -56,13 +57,13 @@ impl Applier {
     /// Applies one command and answers its proposer.
     ///
     /// # Errors
-    /// [`Halt`] when the command's kind or version is of another build; nothing is changed then.
+    /// [`Halt`] when the command's kind or version is of another build, or the store cannot be read: the entry is not applied.
     pub(crate) fn command(&mut self, target: &Target<'_>, command: &[u8]) -> Result<Bytes, Halt> {
         match command {
-            [KIND_PUSH, PUSH_VERSION, ..] => Ok(push::apply(target, &mut self.push, command).encode()),
+            [KIND_PUSH, PUSH_VERSION, ..] => Ok(push::apply(target, &mut self.push, command)?.encode()),
             _ => match ShardCommand::decode(command) {
                 Ok(ShardCommand::Schema { table, dropped }) => {
-                    Ok(schema::apply(target, &table, dropped)?.encode())
+                    Ok(schema::apply(target, &table, dropped).encode())
                 }
                 Ok(ShardCommand::Scrub { scrub_id }) => Ok(scrub::apply(target, scrub_id).encode()),
                 Ok(ShardCommand::Sessions { floor, live }) => {

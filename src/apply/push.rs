@@ -3,7 +3,8 @@
 //! Invariants:
 //! - a sequence number changes rows at most once, and is recorded if and only if it was the next one;
 //! - nothing is changed by a push that is refused, but its session's record;
-//! - rows change under the lock for writing, section by section: a reader never sees half a row.
+//! - rows change under the lock for writing, section by section: a reader never sees half a row;
+//! - rows that are on disk only are read before the lock is taken (`cold_rows`).
 //!
 //! Not here: what changes in one row (`row_update`), what is checked (`push_check`).
 
@@ -12,7 +13,10 @@ use std::sync::Arc;
 
 use evershard_proto::push_body::{HEADER_BYTES, PushBody, Section};
 
+use evershard_raft::state_machine::Halt;
+
 use super::Target;
+use super::cold_rows::ColdRows;
 use super::duplicates::Distinct;
 use super::finite::Magnitude;
 use super::push_check::validate_push;
@@ -24,39 +28,58 @@ use crate::model::{Admission, NonFinite, PushOutcome, Refusal, RefusalKind, Tabl
 #[derive(Debug, Default)]
 pub(super) struct PushScratch {
     distinct: Distinct,
+    cold: ColdRows,
     update: RowUpdateScratch,
 }
 
 /// Applies one push.
-pub(super) fn apply(target: &Target<'_>, scratch: &mut PushScratch, bytes: &[u8]) -> PushOutcome {
+///
+/// # Errors
+/// [`Halt`] when a row cannot be read from the store. Rows of earlier sections may have the push already, at its index: when it
+/// is applied again, they are skipped.
+pub(super) fn apply(
+    target: &Target<'_>,
+    scratch: &mut PushScratch,
+    bytes: &[u8],
+) -> Result<PushOutcome, Halt> {
     let Some((session, seq)) = session_of(bytes) else {
         // Without a whole header there is nobody to remember it for.
-        return PushOutcome::Refused(Refusal { kind: RefusalKind::Malformed, table: 0 });
+        return Ok(PushOutcome::Refused(Refusal { kind: RefusalKind::Malformed, table: 0 }));
     };
     if seq == 0 {
-        return PushOutcome::Refused(Refusal { kind: RefusalKind::SeqZero, table: 0 });
+        return Ok(PushOutcome::Refused(Refusal { kind: RefusalKind::SeqZero, table: 0 }));
     }
     let schemas = {
         let state = target.small.lock();
         if let Admission::Answer(outcome) = state.small.sessions.admit(session, seq) {
-            return outcome;
+            return Ok(outcome);
         }
         Arc::clone(&state.small.schemas)
     };
-    let refusal = change_rows(target, scratch, &schemas, bytes).err();
+    let refusal = match check(target, &schemas, bytes) {
+        Ok(body) => {
+            for section in body.sections() {
+                if let Some(schema) = schemas.get(&section.table) {
+                    change_section(target, scratch, &section, schema)?;
+                }
+            }
+            None
+        }
+        Err(refusal) => Some(refusal),
+    };
     target.small.lock().small.sessions.record(session, seq, refusal);
-    match refusal {
+    Ok(match refusal {
         None => PushOutcome::Applied { index: target.index },
         Some(refusal) => PushOutcome::Refused(refusal),
-    }
+    })
 }
 
-fn change_rows(
+/// Everything that is checked before the first row changes.
+fn check<'a>(
     target: &Target<'_>,
-    scratch: &mut PushScratch,
     schemas: &BTreeMap<u32, Arc<TableSchema>>,
-    bytes: &[u8],
-) -> Result<(), Refusal> {
+    bytes: &'a [u8],
+) -> Result<PushBody<'a>, Refusal> {
     let scope = target.rows.scope();
     // The log checked its record's checksum: the bytes are those that were proposed.
     let body = PushBody::parse_without_checksum(bytes)
@@ -65,12 +88,7 @@ fn change_rows(
     if body.sections().next().is_none() {
         return Err(Refusal { kind: RefusalKind::Withdrawn, table: 0 });
     }
-    for section in body.sections() {
-        if let Some(schema) = schemas.get(&section.table) {
-            change_section(target, scratch, &section, schema);
-        }
-    }
-    Ok(())
+    Ok(body)
 }
 
 fn change_section(
@@ -78,17 +96,29 @@ fn change_section(
     scratch: &mut PushScratch,
     section: &Section<'_>,
     schema: &TableSchema,
-) {
+) -> Result<(), Halt> {
     let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section.payload()).is_finite();
     let skip_rows = dirty && schema.non_finite() == NonFinite::SkipRow;
     let clip = dirty && schema.non_finite() == NonFinite::Clip;
     scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of(section.row(row)).is_finite());
-    let mut set = target.rows.write();
-    let Some(table) = set.table_mut(section.table) else {
-        // Schemas and tables change together; validation found the schema.
-        return;
-    };
-    RowUpdate::new(section, schema, target.index).run(&scratch.distinct, &mut scratch.update, table);
+    scratch.cold.clear();
+    loop {
+        {
+            let mut set = target.rows.write();
+            let Some(mut table) = set.table_mut(section.table) else {
+                // Schemas and tables change together; validation found the schema.
+                return Ok(());
+            };
+            if scratch.cold.settle(scratch.distinct.keys(), &mut table) {
+                let update = RowUpdate::new(section, schema, target.index);
+                update.run(&scratch.distinct, &mut scratch.update, table);
+                set.account();
+                return Ok(());
+            }
+        }
+        let read = scratch.cold.read(target.rows, section.table, schema.shape());
+        read.map_err(|error| Halt { index: target.index, reason: error.to_string() })?;
+    }
 }
 
 /// Session and sequence number, from the header alone.

@@ -9,47 +9,36 @@
 use std::sync::Arc;
 
 use evershard_proto::v1;
-use evershard_raft::state_machine::Halt;
 
 use super::Target;
 use crate::model::{CommandOutcome, TableSchema};
 
 /// Applies one schema entry.
-///
-/// # Errors
-/// [`Halt`] when rows of the table are on disk already and do not fit: corruption.
-pub(super) fn apply(
-    target: &Target<'_>,
-    table: &v1::TableDescription,
-    dropped: bool,
-) -> Result<CommandOutcome, Halt> {
-    if dropped { Ok(drop_table(target, table.number)) } else { create(target, table) }
+pub(super) fn apply(target: &Target<'_>, table: &v1::TableDescription, dropped: bool) -> CommandOutcome {
+    if dropped { drop_table(target, table.number) } else { create(target, table) }
 }
 
-fn create(target: &Target<'_>, table: &v1::TableDescription) -> Result<CommandOutcome, Halt> {
+fn create(target: &Target<'_>, table: &v1::TableDescription) -> CommandOutcome {
     let number = table.number;
     let mut state = target.small.lock();
     let small = &mut state.small;
     if small.dropped.contains_key(&number) {
-        return Ok(CommandOutcome::Dropped { table: number });
+        return CommandOutcome::Dropped { table: number };
     }
     let Ok(schema) = TableSchema::from_description(table) else {
-        return Ok(CommandOutcome::Invalid { table: number });
+        return CommandOutcome::Invalid { table: number };
     };
     if let Some(known) = small.schemas.get(&number) {
-        return Ok(if known.same_definition(&schema) {
+        return if known.same_definition(&schema) {
             CommandOutcome::Done
         } else {
             CommandOutcome::Conflict { table: number }
-        });
+        };
     }
     let schema = Arc::new(schema);
     Arc::make_mut(&mut small.schemas).insert(number, Arc::clone(&schema));
-    target
-        .rows
-        .create_table(&schema, &small.schemas)
-        .map_err(|misfit| Halt { index: target.index, reason: misfit.to_string() })?;
-    Ok(CommandOutcome::Done)
+    target.rows.create_table(&schema, &small.schemas, target.index);
+    CommandOutcome::Done
 }
 
 fn drop_table(target: &Target<'_>, number: u32) -> CommandOutcome {

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::identity::ListedReplica;
 use super::node::Node;
+use super::replicas::ShardReplica;
 use crate::meta::state::{META_GROUP, find_group};
 use crate::service::RequestError;
 use crate::telemetry::metric_definitions as metric;
@@ -340,6 +341,13 @@ impl Node {
     }
 
     fn count_replicas(&self) {
+        metrics::gauge!(metric::MEMORY_USED_BYTES).set(self.budget.used() as f64);
+        metrics::gauge!(metric::MEMORY_BUDGET_BYTES).set(self.budget.limit().unwrap_or(0) as f64);
+        let written =
+            |part: &'static str| metrics::counter!(metric::DISK_WRITTEN_BYTES_TOTAL, "part" => part);
+        written("log").absolute(self.log.stats().written_bytes);
+        let compacted = |replica: &Arc<ShardReplica>| replica.machine.store().metrics().compacted_bytes;
+        written("compaction").absolute(self.replicas.shards().iter().map(compacted).sum());
         for replica in self.replicas.shards() {
             let shard = replica.listed.shard.to_string();
             let role = format!("{:?}", replica.raft.status().role).to_lowercase();

@@ -29,9 +29,10 @@ use super::replicas::Replicas;
 use super::sessions::Leases;
 use crate::config::{Durability, ServerConfig};
 use crate::flush::Flusher;
+use crate::memory::{MemoryBudget, Sweeper};
 use crate::routing::Leaders;
 use crate::service::{LateRaftService, RequestError};
-use crate::shard::Scrubber;
+use crate::shard::{Prefetcher, Scrubber};
 use crate::telemetry::Readiness;
 
 /// A node not heard of for this long is shown as down.
@@ -39,6 +40,16 @@ const HEARD_WITHIN: Duration = Duration::from_millis(3500);
 
 /// A leader stops answering from its lease this part of the lease early: far more than two clocks drift apart in it.
 const LEASE_MARGIN_PART: u64 = 10;
+
+/// Memory for the store's blocks, indexes and filters: with a budget of b the store may hold ten times as much, whose filters (10
+/// bits a row) and indexes are about a hundredth of that, and they must stay in memory for an absent id to cost no more than a
+/// look at them. So an eighth of the budget, and some for blocks.
+fn block_cache_bytes(memory_budget: u64) -> usize {
+    const LEAST: u64 = 64 << 20;
+    const MOST: u64 = 4 << 30;
+    let bytes = if memory_budget == 0 { 128 << 20 } else { (memory_budget / 8).clamp(LEAST, MOST) };
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
 
 /// The raft crate's service, which comes when the cluster is known.
 pub type LanesDoor = LateRaftService<evershard_raft::PeerService>;
@@ -65,6 +76,10 @@ pub struct Node {
     pub(super) rocks: RocksShared,
     pub(super) flusher: Flusher,
     pub(super) scrubber: Scrubber,
+    /// What rows may take in memory, over all replicas.
+    pub budget: Arc<MemoryBudget>,
+    pub(super) sweeper: Sweeper,
+    pub(super) prefetcher: Prefetcher,
     pub(super) identity: Mutex<Option<Identity>>,
     pub(super) heard: Mutex<HashMap<u64, Instant>>,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
@@ -117,10 +132,16 @@ impl Node {
             // `start_replica`, those it does not name any more.
             tracing::error!(log = %data.join("log").display(), damage, "the log is damaged");
         }
-        let rocks = RocksShared::new(RocksOptions::default())?;
+        let block_cache_bytes = block_cache_bytes(config.memory_budget);
+        let rocks = RocksShared::new(RocksOptions { block_cache_bytes, ..RocksOptions::default() })?;
         let flusher =
             Flusher::start(Duration::from_millis(config.flush_interval_ms), config.flush_dirty_bytes)
                 .map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        let budget = MemoryBudget::new(config.memory_budget);
+        let sweeper =
+            Sweeper::start(&budget).map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        let prefetcher =
+            Prefetcher::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let scrubber = Scrubber::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let node = Arc::new(Node {
             replicas: Arc::new(Replicas::default()),
@@ -135,6 +156,9 @@ impl Node {
             rocks,
             flusher,
             scrubber,
+            budget,
+            sweeper,
+            prefetcher,
             identity: Mutex::new(None),
             heard: Mutex::default(),
             registry: OnceLock::new(),

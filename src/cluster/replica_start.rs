@@ -149,10 +149,19 @@ impl Node {
 
     async fn open_shard(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         let node = self.clone();
+        let failing = self.clone();
+        // The agent writes down that it is lost, and closes its group.
+        let on_damage = Arc::new(move |reason: String| {
+            failing.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
+        });
+        let on_failed = on_damage.clone();
         let (machine, log) = blocking("opening a shard", move || {
             let options = ShardOptions {
                 range: KeyRange { start: listed.range_start, end: listed.range_end },
                 scrub_waker: Some(node.scrubber.waker()),
+                budget: node.budget.clone(),
+                prefetches: node.prefetcher.prefetches(),
+                on_damage: Some(on_damage),
             };
             let (store, _) =
                 ReplicaStore::open(&node.directory_of(listed), &node.store_identity(listed), &node.rocks)?;
@@ -162,16 +171,8 @@ impl Node {
         .await?;
         let raft = self.registry()?.open(listed.group, listed.replica, machine.clone(), log.clone()).await?;
         let purge = raft.clone();
-        let failing = self.clone();
-        self.flusher.add(
-            machine.clone(),
-            log,
-            Arc::new(move || purge.flushed()),
-            // The agent writes down that it is lost, and closes its group.
-            Arc::new(move |reason: String| {
-                failing.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
-            }),
-        );
+        self.flusher.add(machine.clone(), log, Arc::new(move || purge.flushed()), on_failed);
+        self.sweeper.add(&machine);
         self.scrubber.add(&machine);
         let reader = machine.reader();
         self.replicas.add_shard(ShardReplica {

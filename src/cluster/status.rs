@@ -78,6 +78,9 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
         table: t.table,
         rows: t.rows,
         memory_bytes: t.memory_bytes,
+        resident: t.resident,
+        overhead_bytes: t.overhead_bytes,
+        uncounted: !t.is_counted,
     };
     status.tables = shard.tables.iter().map(count).collect();
     let digest = if request.scrub_id != 0 {

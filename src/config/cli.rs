@@ -71,6 +71,10 @@ pub struct ServerArgs {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_retain_bytes: Option<u64>,
+    /// Rows in memory over all shards; more than that stay on disk and come back on use (0: no limit).
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_budget: Option<u64>,
     /// Longest time between two flush cycles of a shard.
     #[arg(long, value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]

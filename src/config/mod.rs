@@ -59,6 +59,8 @@ pub struct ServerConfig {
     pub log_cache_bytes: u64,
     /// Log kept for followers that lag, per group, although the flush has passed it.
     pub log_retain_bytes: u64,
+    /// Rows in memory, over all shards: above it rows that are not used leave, and come back from disk on use. 0: no limit.
+    pub memory_budget: u64,
     /// Time between two flush cycles of a shard, at the most.
     pub flush_interval_ms: u64,
     /// A shard with this many dirty bytes is flushed without waiting for the interval.
@@ -69,8 +71,10 @@ pub struct ServerConfig {
     pub read_threads: usize,
     /// Proposed and not yet applied bytes, per group: above it pushes are answered EXHAUSTED.
     pub group_in_flight_bytes: u64,
-    /// Requests being answered, per client stream.
+    /// Requests being answered, and their replies until they are sent, per client stream.
     pub stream_in_flight_bytes: u64,
+    /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
+    pub node_in_flight_bytes: u64,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
     /// Bytes a second of snapshots sent to other replicas; 0: no limit.
@@ -97,12 +101,14 @@ impl Default for ServerConfig {
             log_segment_bytes: 64 << 20,
             log_cache_bytes: 256 << 20,
             log_retain_bytes: 64 << 20,
+            memory_budget: 0,
             flush_interval_ms: 2000,
             flush_dirty_bytes: 64 << 20,
             apply_threads: 2,
             read_threads: 2,
             group_in_flight_bytes: 8 << 20,
             stream_in_flight_bytes: 64 << 20,
+            node_in_flight_bytes: 512 << 20,
             session_lease_seconds: 3600,
             snapshot_bytes_per_second: 0,
             insecure: false,
@@ -147,6 +153,16 @@ impl ServerConfig {
         }
         if self.stream_in_flight_bytes < 16 << 20 {
             return field("stream_in_flight_bytes", "must be at least 16 MiB".into());
+        }
+        if (1..16 << 20).contains(&self.memory_budget) {
+            return field("memory_budget", "must be 0 (no limit) or at least 16 MiB".into());
+        }
+        if self.node_in_flight_bytes < self.stream_in_flight_bytes {
+            let least = self.stream_in_flight_bytes;
+            return field(
+                "node_in_flight_bytes",
+                format!("must be at least stream_in_flight_bytes = {least}"),
+            );
         }
         if self.flush_interval_ms < 10 {
             return field("flush_interval_ms", "must be at least 10".into());

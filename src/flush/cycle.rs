@@ -43,9 +43,10 @@ pub fn flush_replica(
     log: &dyn DurableIndex,
 ) -> Result<Option<FlushReport>, ShardError> {
     let mut debts = machine.lock_debts();
+    settle_absent(machine, &mut debts)?;
     let Some(noted) = note(machine, &debts) else { return Ok(None) };
-    let mut cycle = Cycle { machine, noted, tombstones: Vec::new(), buried: Vec::new() };
-    match cycle.run(log, &debts) {
+    let mut cycle = Cycle { machine, noted, tombstones: Vec::new() };
+    match cycle.run(log) {
         Ok(report) => {
             cycle.finish(&mut debts);
             Ok(Some(report))
@@ -55,6 +56,18 @@ pub fn flush_replica(
             Err(error)
         }
     }
+}
+
+/// Dropped tables that have nothing on disk need no clearing: after a restart that is to be found out.
+fn settle_absent(machine: &ShardMachine, debts: &mut Debts) -> Result<(), ShardError> {
+    let unsettled = debts.unsettled(&machine.lock_small().small);
+    for number in unsettled {
+        let has_rows = machine.store().has_rows(number);
+        if !has_rows.map_err(|source| machine.rows().store_error(source))? {
+            debts.settle(&[number]);
+        }
+    }
+    Ok(())
 }
 
 /// Step 1: between two entries, so that rows, small state and position belong together.
@@ -77,7 +90,8 @@ fn note(machine: &ShardMachine, debts: &Debts) -> Option<Noted> {
         membership: state.membership.clone(),
         small_state: state.small.encode(),
         tables,
-        unsettled: debts.unsettled(&state.small),
+        // A scan that has not opened the store yet may need the rows of a table that was dropped since it began.
+        unsettled: if set.scans_need_the_store() { Vec::new() } else { debts.unsettled(&state.small) },
     })
 }
 
@@ -86,17 +100,15 @@ struct Cycle<'a> {
     noted: Noted,
     /// Tombstones written by this cycle.
     tombstones: Vec<((u32, u64), u64)>,
-    /// Tombstones forgotten by this cycle, on disk.
-    buried: Vec<(u32, u64)>,
 }
 
 impl Cycle<'_> {
-    fn run(&mut self, log: &dyn DurableIndex, debts: &Debts) -> Result<FlushReport, ShardError> {
+    fn run(&mut self, log: &dyn DurableIndex) -> Result<FlushReport, ShardError> {
         let store = self.machine.store();
         let mut run = store.begin_run().map_err(|error| self.store_error(error))?;
         let mut dropped_at = 0;
         for number in self.noted.tables.clone() {
-            self.write_table(&mut run, number, log, debts).map_err(|error| self.store_error(error))?;
+            self.write_table(&mut run, number, log).map_err(|error| self.store_error(error))?;
         }
         for number in &self.noted.unsettled {
             run.drop_table(*number);
@@ -125,16 +137,14 @@ impl Cycle<'_> {
         Ok(report)
     }
 
-    /// Step 2 for one table: dirty rows, in order of their keys, and in between the tombstones that nobody needs any more.
+    /// Step 2 for one table: dirty rows, in order of their keys.
     fn write_table(
         &mut self,
         run: &mut RunWriter<'_>,
         number: u32,
         log: &dyn DurableIndex,
-        debts: &Debts,
     ) -> Result<(), StoreError> {
         let dirty = self.dirty_rows(number);
-        let mut graves = self.graves(number, debts, &dirty).into_iter().peekable();
         let mut copies = Copies::default();
         for batch in dirty.chunks(ROWS_PER_LOCK) {
             log.pace();
@@ -143,17 +153,11 @@ impl Cycle<'_> {
                 table.flush_rows(batch, |key, header, floats| copies.push(key, header, floats));
             }
             for (key, header, floats) in copies.iter() {
-                while let Some(grave) = graves.next_if(|grave| *grave < key) {
-                    self.bury(run, number, grave)?;
-                }
                 run.put(number, key, header, floats)?;
                 if header.is_tombstone() {
                     self.tombstones.push(((number, key), header.version));
                 }
             }
-        }
-        for grave in graves {
-            self.bury(run, number, grave)?;
         }
         Ok(())
     }
@@ -172,29 +176,6 @@ impl Cycle<'_> {
         dirty
     }
 
-    /// Tombstones on disk whose version `replay_from` has passed, durably: no replay can meet their rows again. Ascending.
-    fn graves(&self, number: u32, debts: &Debts, dirty: &[DirtyRow]) -> Vec<u64> {
-        let Some(replay_from) = self.machine.flushed_position() else { return Vec::new() };
-        let set = self.machine.rows().read();
-        let Some(table) = set.table(number) else { return Vec::new() };
-        let old = debts.tombstones.range((number, 0)..=(number, u64::MAX));
-        old.filter(|(_, version)| **version <= replay_from.index)
-            .map(|((_, key), version)| (*key, *version))
-            // Pushed again since, or about to be written anew: then it is no grave.
-            .filter(|(key, version)| {
-                table.find(*key).is_some_and(|row| row.is_tombstone() && row.header().version == *version)
-            })
-            .map(|(key, _)| key)
-            .filter(|key| dirty.binary_search_by_key(key, |row| row.key).is_err())
-            .collect()
-    }
-
-    fn bury(&mut self, run: &mut RunWriter<'_>, number: u32, key: u64) -> Result<(), StoreError> {
-        run.remove(number, key)?;
-        self.buried.push((number, key));
-        Ok(())
-    }
-
     /// After the commit: what was flushed is clean, and the snapshot mark moves.
     fn finish(self, debts: &mut Debts) {
         for number in &self.noted.tables {
@@ -202,17 +183,21 @@ impl Cycle<'_> {
                 entry.table.commit_flush();
             }
         }
-        for buried in self.buried.chunks(ROWS_PER_LOCK) {
+        debts.tombstones.extend(self.tombstones);
+        // Replay begins behind these: nobody needs them any more. The store forgets its own when it compacts.
+        let old: Vec<(u32, u64)> = {
+            let is_old = |_: &(u32, u64), version: &mut u64| *version <= self.noted.position.index;
+            debts.tombstones.extract_if(.., is_old).map(|(place, _)| place).collect()
+        };
+        for old in old.chunks(ROWS_PER_LOCK) {
             let mut set = self.machine.rows().write();
-            for (number, key) in buried {
-                debts.tombstones.remove(&(*number, *key));
-                if let Some(entry) = set.table_mut(*number) {
+            for (number, key) in old {
+                if let Some(mut entry) = set.table_mut(*number) {
                     // Stays when it was pushed again meanwhile.
-                    entry.table.remove_entry(*key);
+                    entry.forget_tombstone(*key);
                 }
             }
         }
-        debts.tombstones.extend(self.tombstones);
         debts.settle(&self.noted.unsettled);
         let mark = SnapshotMark { position: Some(self.noted.position), membership: self.noted.membership };
         self.machine.set_mark(mark);
@@ -227,8 +212,7 @@ impl Cycle<'_> {
     }
 
     fn store_error(&self, source: StoreError) -> ShardError {
-        let identity = self.machine.identity();
-        ShardError::Store { shard: identity.shard, group: identity.group, source }
+        self.machine.rows().store_error(source)
     }
 }
 

@@ -18,6 +18,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{DurableIndex, flush_replica};
 use crate::shard::ShardMachine;
+use crate::telemetry::metric_definitions as metric;
 
 /// Log bytes behind the last flush that make a replica due at once: what a restart has to replay.
 const LOG_BYTES_MAX: u64 = 256 << 20;
@@ -192,12 +193,18 @@ impl Shared {
             return false;
         }
         age >= self.interval.max(took * REST)
-            || replica.machine.dirty_bytes() >= self.dirty_bytes_max
+            || replica.machine.dirty_bytes() >= self.dirty_bytes_max.min(replica.dirty_share())
             || replica.log.bytes_since(replica.machine.flushed_index()) >= LOG_BYTES_MAX
     }
 }
 
 impl Replica {
+    /// Dirty rows cannot leave memory: no replica may let them grow to more than this part of the node's budget.
+    fn dirty_share(&self) -> u64 {
+        const PARTS: u64 = 16;
+        self.machine.rows().budget().limit().map_or(u64::MAX, |limit| limit / PARTS)
+    }
+
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         state.busy = !state.removed;
@@ -224,6 +231,8 @@ impl Replica {
                 let group = self.machine.identity().group;
                 let index = report.position.index;
                 tracing::debug!(group, index, rows = report.rows, bytes = report.bytes, "flushed");
+                metrics::counter!(metric::DISK_WRITTEN_BYTES_TOTAL, "part" => "flush")
+                    .increment(report.bytes);
                 (self.on_flushed)();
                 false
             }

@@ -69,6 +69,14 @@ pub enum ReadError {
         /// Where it can serve.
         complete_at: u64,
     },
+    /// A row that is on disk only cannot be read.
+    #[error("pull from table {table}: {reason}")]
+    Disk {
+        /// The table.
+        table: u32,
+        /// What the store said.
+        reason: String,
+    },
 }
 
 impl ReadError {
@@ -80,7 +88,8 @@ impl ReadError {
             ReadError::WrongRange { .. } => ErrorKind::WrongRange,
             ReadError::KeyBytes { .. } => ErrorKind::LengthMismatch,
             ReadError::TooLarge { .. } => ErrorKind::TooLarge,
-            ReadError::NotReady { .. } => ErrorKind::Unavailable,
+            // Another replica may answer: a damaged one is taken out of service.
+            ReadError::NotReady { .. } | ReadError::Disk { .. } => ErrorKind::Unavailable,
         }
     }
 
@@ -91,7 +100,8 @@ impl ReadError {
             ReadError::UnknownTable { table, .. }
             | ReadError::WrongRange { table, .. }
             | ReadError::KeyBytes { table, .. }
-            | ReadError::TooLarge { table, .. } => table,
+            | ReadError::TooLarge { table, .. }
+            | ReadError::Disk { table, .. } => table,
             ReadError::NotReady { .. } => 0,
         };
         ErrorDetail { kind: self.kind() as i32, message: self.to_string(), table, ..Default::default() }

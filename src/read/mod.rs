@@ -2,7 +2,8 @@
 //! compiler says so.
 //!
 //! A pull walks: keys -> range check -> index and rows in prefetched batches under the lock for reading -> floats straight
-//! into the reply -> rows that are absent are computed, outside the lock, from the table's initialiser.
+//! into the reply -> rows that do not exist are computed, outside the lock, from the table's initialiser. Rows that are on disk
+//! only are read in a second step ([`ColdPull`]), where that may block: rows in memory do not wait for them.
 //!
 //! Not here: who may read when (leases, read indexes: the service), rows (`evershard_storage::table`).
 
@@ -12,4 +13,4 @@ mod reader;
 
 pub use digest::Digest;
 pub use error::ReadError;
-pub use reader::{PullInfo, Reader};
+pub use reader::{ColdPull, PullInfo, Reader};

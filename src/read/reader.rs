@@ -9,7 +9,7 @@ use evershard_storage::table::Table;
 
 use super::ReadError;
 use crate::model::{KeyRange, TableSchema};
-use crate::shard::Rows;
+use crate::shard::{Absent, Fetched, Rows};
 
 /// Keys read under one taking of the lock: long pulls let apply in between.
 const KEYS_PER_LOCK: usize = 8 * Table::BATCH;
@@ -39,7 +39,7 @@ impl Reader {
     /// Appends the weights of `keys` (8 little-endian bytes each), in their order, to `rows` as little-endian f32; and a
     /// byte a key to `exists` when given: 1 when the row was ever pushed and not removed. A row that does not exist is
     /// computed by the table's initialiser, and not written. Each row is whole; rows of one pull may reflect different
-    /// entries, none older than the answered index.
+    /// entries, none older than the answered index. Blocks on the disk for rows that are not in memory.
     ///
     /// # Errors
     /// [`ReadError`]; nothing was appended then.
@@ -50,13 +50,42 @@ impl Reader {
         mut exists: Option<&mut BytesMut>,
         rows: &mut BytesMut,
     ) -> Result<PullInfo, ReadError> {
+        let lengths = (rows.len(), exists.as_ref().map_or(0, |exists| exists.len()));
+        let (info, cold) = self.pull_resident(table, keys, exists.as_deref_mut(), rows)?;
+        if let Some(cold) = cold {
+            cold.read(exists.as_deref_mut(), rows).inspect_err(|_| {
+                rows.truncate(lengths.0);
+                if let Some(exists) = exists {
+                    exists.truncate(lengths.1);
+                }
+            })?;
+        }
+        Ok(info)
+    }
+
+    /// As [`Reader::pull`], without a look at the disk: what is missing is in the answer, to be read where that may block.
+    ///
+    /// # Errors
+    /// [`ReadError`]; nothing was appended then.
+    pub fn pull_resident(
+        &self,
+        table: u32,
+        keys: &[u8],
+        mut exists: Option<&mut BytesMut>,
+        rows: &mut BytesMut,
+    ) -> Result<(PullInfo, Option<ColdPull>), ReadError> {
         let schema = self.check(table, keys)?;
         let dim = schema.dim() as usize;
         let start = rows.len();
         let exists_start = exists.as_ref().map_or(0, |exists| exists.len());
         rows.reserve(keys.len() / 8 * dim * 4);
-        let mut pull =
-            Pull { keys: Vec::with_capacity(KEYS_PER_LOCK.min(keys.len() / 8)), absent: Vec::new(), done: 0 };
+        let mut pull = Pull {
+            keys: Vec::with_capacity(KEYS_PER_LOCK.min(keys.len() / 8)),
+            initial: Vec::new(),
+            cold: Vec::new(),
+            absent: None,
+            done: 0,
+        };
         let mut index = None;
         for chunk in keys.chunks(KEYS_PER_LOCK * 8) {
             pull.keys.clear();
@@ -71,15 +100,27 @@ impl Reader {
                 }
                 return Err(ReadError::UnknownTable { shard: self.rows.scope().shard, table });
             };
+            if !found.is_whole() && pull.absent.is_none() {
+                pull.absent = Some(Absent::new(&set, table));
+            }
             pull.gather(found, rows, exists.as_deref_mut());
         }
-        let mut initial = vec![0.0; if pull.absent.is_empty() { 0 } else { dim }];
-        for (position, key) in pull.absent {
+        let mut initial = vec![0.0; if pull.initial.is_empty() { 0 } else { dim }];
+        for (position, key) in pull.initial {
             schema.initializer().fill(id_of(table, key), &mut initial);
             let at = start + position * dim * 4;
             write_floats(&initial, &mut rows[at..at + dim * 4]);
         }
-        Ok(PullInfo { index: index.unwrap_or_else(|| self.rows.applied()), dim: schema.dim() })
+        let info = PullInfo { index: index.unwrap_or_else(|| self.rows.applied()), dim: schema.dim() };
+        let cold = pull.absent.filter(|absent| !absent.keys.is_empty()).map(|absent| ColdPull {
+            rows: Arc::clone(&self.rows),
+            schema,
+            absent,
+            positions: pull.cold,
+            start,
+            exists_start,
+        });
+        Ok((info, cold))
     }
 
     /// The table's schema, if it is known here.
@@ -125,12 +166,78 @@ impl Reader {
     }
 }
 
+/// The rows of a pull that are not in memory.
+#[derive(Debug)]
+#[must_use = "these rows are still zeros"]
+pub struct ColdPull {
+    rows: Arc<Rows>,
+    schema: Arc<TableSchema>,
+    absent: Absent,
+    /// Where in the pull each of the keys is.
+    positions: Vec<usize>,
+    /// Where the pull's rows and flags begin.
+    start: usize,
+    exists_start: usize,
+}
+
+impl ColdPull {
+    /// Rows to read.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.absent.keys.len()
+    }
+
+    /// Never: there is no such pull without rows to read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.absent.keys.is_empty()
+    }
+
+    /// Reads the rows and puts them in their places in what the pull appended to; brings them to memory. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`ReadError::Disk`]; some rows may be in their places then.
+    pub fn read(self, mut exists: Option<&mut BytesMut>, rows: &mut BytesMut) -> Result<(), ReadError> {
+        let (table, shape) = (self.absent.table, self.schema.shape());
+        let row_bytes = shape.dim as usize * 4;
+        let mut fetched = Fetched::default();
+        self.rows
+            .fetch(table, shape, &self.absent.keys, &mut fetched)
+            .map_err(|error| ReadError::Disk { table, reason: error.to_string() })?;
+        let mut found = fetched.iter().filter(|(_, header, _)| !header.is_tombstone()).peekable();
+        let mut initial = vec![0.0; shape.dim as usize];
+        for (number, (key, position)) in self.absent.keys.iter().zip(&self.positions).enumerate() {
+            let at = self.start + position * row_bytes;
+            let place = &mut rows[at..at + row_bytes];
+            match found.next_if(|(of, ..)| *of == number) {
+                Some((_, _, floats)) => {
+                    write_floats(&floats[..shape.dim as usize], place);
+                    if let Some(exists) = exists.as_deref_mut() {
+                        exists[self.exists_start + position] = 1;
+                    }
+                }
+                None => {
+                    self.schema.initializer().fill(id_of(table, *key), &mut initial);
+                    write_floats(&initial, place);
+                }
+            }
+        }
+        drop(found);
+        self.rows.take_in(&self.absent, &fetched);
+        Ok(())
+    }
+}
+
 /// One pull under way.
 struct Pull {
     /// Of the batch in hand.
     keys: Vec<u64>,
     /// Rows to compute: position in the pull, key.
-    absent: Vec<(usize, u64)>,
+    initial: Vec<(usize, u64)>,
+    /// Positions of the rows to read from disk.
+    cold: Vec<usize>,
+    /// Their keys.
+    absent: Option<Absent>,
     /// Keys read before this batch.
     done: usize,
 }
@@ -138,13 +245,20 @@ struct Pull {
 impl Pull {
     fn gather(&mut self, table: &Table, rows: &mut BytesMut, mut exists: Option<&mut BytesMut>) {
         let row_bytes = table.shape().dim as usize * 4;
-        let Pull { keys, absent, done } = self;
+        let may_be_cold = !table.is_whole();
+        let Pull { keys, initial, cold, absent, done } = self;
         table.visit(keys, |position, row| {
+            let is_absent = row.is_none();
             let row = row.filter(|row| !row.is_tombstone());
-            match row {
-                Some(row) => put_floats(row.weights(), rows),
-                None => {
-                    absent.push((*done + position, keys[position]));
+            match (row, absent.as_mut()) {
+                (Some(row), _) => put_floats(row.weights(), rows),
+                (None, Some(absent)) if is_absent && may_be_cold => {
+                    absent.push(table, keys[position]);
+                    cold.push(*done + position);
+                    rows.put_bytes(0, row_bytes);
+                }
+                (None, _) => {
+                    initial.push((*done + position, keys[position]));
                     rows.put_bytes(0, row_bytes);
                 }
             }

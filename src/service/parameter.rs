@@ -2,7 +2,7 @@
 //!
 //! A push walks: the group's replica here -> is it the leader, and serving? -> the body's checksum and lengths -> the
 //! schemas -> the order of its session -> the log -> the answer of apply. A pull walks: the replica -> consistency ->
-//! the table.
+//! the table -> the disk, for rows that are not in memory.
 //!
 //! Invariants:
 //! - nothing is proposed that was not checked whole;
@@ -23,15 +23,17 @@ use evershard_proto::v1::{
     PushReply, PushRequest,
 };
 use evershard_raft::Answer;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::exchange::{self, Replies};
-use super::{ReadPool, RequestError};
+use super::{ReadPool, ReadPoolError, RequestError};
 use crate::cluster::replicas::{Replicas, ShardReplica};
 use crate::ingest::OutOfOrder;
 use crate::model::PushOutcome;
+use crate::read::{ColdPull, ReadError};
 use crate::telemetry::metric_definitions as metric;
 
 /// A pull whose reply is at most this long is answered on the runtime's own thread.
@@ -42,9 +44,14 @@ const INLINE_PULL_BYTES_MAX: usize = 64 * 1024;
 pub struct ParameterDoor {
     pub(super) replicas: Arc<Replicas>,
     pub(super) read_pool: Arc<ReadPool>,
+    /// For what must be read from disk.
+    pub(super) cold_pool: Arc<ReadPool>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
     pub(super) stream_in_flight_bytes: usize,
+    pub(super) node_in_flight_bytes: usize,
+    /// What all streams of the node have in flight.
+    pub(super) node_budget: Arc<Semaphore>,
     pub(super) next_session: NextSession,
 }
 
@@ -61,17 +68,28 @@ pub(super) struct BegunPush {
 }
 
 impl ParameterDoor {
-    /// A door to `replicas`. Streams end when `stop` is cancelled; `tasks` owns what they spawn.
+    /// A door to `replicas`, with threads for large pulls and threads for pulls that read the disk, and bounds of what is in flight
+    /// for each stream and for the node. Streams end when `stop` is cancelled; `tasks` owns what they spawn.
     #[must_use]
     pub fn new(
         replicas: Arc<Replicas>,
-        read_pool: Arc<ReadPool>,
+        (read_pool, cold_pool): (Arc<ReadPool>, Arc<ReadPool>),
         tasks: TaskTracker,
         stop: CancellationToken,
-        stream_in_flight_bytes: usize,
+        (stream_in_flight_bytes, node_in_flight_bytes): (usize, usize),
         next_session: NextSession,
     ) -> Self {
-        ParameterDoor { replicas, read_pool, tasks, stop, stream_in_flight_bytes, next_session }
+        ParameterDoor {
+            replicas,
+            read_pool,
+            cold_pool,
+            tasks,
+            stop,
+            stream_in_flight_bytes,
+            node_in_flight_bytes,
+            node_budget: Arc::new(Semaphore::new(node_in_flight_bytes)),
+            next_session,
+        }
     }
 
     /// Checks a push and hands it to the log, without waiting.
@@ -173,11 +191,19 @@ impl ParameterDoor {
             Consistency::Any => {}
         }
         let row_bytes = replica.reader.schema(request.table).map_or(0, |schema| schema.dim() as usize * 4);
-        if request.keys.len() / 8 * row_bytes <= INLINE_PULL_BYTES_MAX {
-            return read_rows(&replica, &request);
+        let busy = |e: ReadPoolError| {
+            RequestError::new(ErrorKind::Exhausted, e.to_string()).in_group(group).retry_soon()
+        };
+        let read = if request.keys.len() / 8 * row_bytes <= INLINE_PULL_BYTES_MAX {
+            read_resident(&replica, &request)?
+        } else {
+            self.read_pool.run(move || read_resident(&replica, &request)).await.map_err(busy)??
+        };
+        match read.cold {
+            None => Ok(read.reply()),
+            // Threads of their own: no pull of rows in memory waits for the disk behind this one.
+            Some(_) => self.cold_pool.run(move || read.read_cold(group)).await.map_err(busy)?,
         }
-        let read = self.read_pool.run(move || read_rows(&replica, &request)).await;
-        read.map_err(|e| RequestError::new(ErrorKind::Exhausted, e.to_string()).in_group(group).retry_soon())?
     }
 
     /// Rows, then the push to them.
@@ -221,16 +247,41 @@ fn out_of_order(group: u64, refused: OutOfOrder) -> RequestError {
     error
 }
 
-fn read_rows(replica: &ShardReplica, request: &PullRequest) -> Result<PullReply, RequestError> {
+/// A pull whose rows in memory were read.
+struct ResidentRead {
+    index: u64,
+    rows: BytesMut,
+    exists: Option<BytesMut>,
+    cold: Option<ColdPull>,
+}
+
+impl ResidentRead {
+    fn read_cold(mut self, group: u64) -> Result<PullReply, RequestError> {
+        if let Some(cold) = self.cold.take() {
+            metrics::counter!(metric::PULL_COLD_ROWS_TOTAL).increment(cold.len() as u64);
+            cold.read(self.exists.as_mut(), &mut self.rows).map_err(|e| read_error(group, &e))?;
+        }
+        Ok(self.reply())
+    }
+
+    fn reply(self) -> PullReply {
+        let rows_crc32 = crc32fast::hash(&self.rows);
+        let exists = self.exists.unwrap_or_default().freeze();
+        PullReply { index: self.index, rows: self.rows.freeze(), exists, rows_crc32 }
+    }
+}
+
+fn read_resident(replica: &ShardReplica, request: &PullRequest) -> Result<ResidentRead, RequestError> {
     let mut rows = BytesMut::new();
-    let mut exists = BytesMut::new();
-    let wanted = request.want_exists.then_some(&mut exists);
-    let info = replica.reader.pull(request.table, &request.keys, wanted, &mut rows).map_err(|e| {
-        let error = RequestError::from(e.detail()).in_group(request.group);
-        if error.kind() == ErrorKind::Unavailable { error.retry_soon() } else { error }
-    })?;
-    let rows_crc32 = crc32fast::hash(&rows);
-    Ok(PullReply { index: info.index, rows: rows.freeze(), exists: exists.freeze(), rows_crc32 })
+    let mut exists = request.want_exists.then(BytesMut::new);
+    let read = replica.reader.pull_resident(request.table, &request.keys, exists.as_mut(), &mut rows);
+    let (info, cold) = read.map_err(|e| read_error(request.group, &e))?;
+    Ok(ResidentRead { index: info.index, rows, exists, cold })
+}
+
+fn read_error(group: u64, error: &ReadError) -> RequestError {
+    let error = RequestError::from(error.detail()).in_group(group);
+    if error.kind() == ErrorKind::Unavailable { error.retry_soon() } else { error }
 }
 
 #[tonic::async_trait]

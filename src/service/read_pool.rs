@@ -33,16 +33,16 @@ pub struct ReadPool {
 }
 
 impl ReadPool {
-    /// Starts `threads` threads.
+    /// Starts `threads` threads with this name.
     ///
     /// # Errors
     /// What the system said when it refused a thread.
-    pub fn start(threads: usize) -> std::io::Result<Self> {
+    pub fn start(name: &str, threads: usize) -> std::io::Result<Self> {
         let (queue, work) = bounded::<Work>(QUEUE_MAX);
         let threads = (0..threads)
             .map(|n| {
                 let work = work.clone();
-                std::thread::Builder::new().name(format!("read-{n}")).spawn(move || {
+                std::thread::Builder::new().name(format!("{name}-{n}")).spawn(move || {
                     for job in work {
                         job();
                     }

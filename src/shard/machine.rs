@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use evershard_proto::push_body::PushBody;
@@ -15,28 +16,50 @@ use evershard_raft::state_machine::{
     CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
 };
 use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
+use evershard_storage::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::error::ShardError;
+use super::prefetcher::Prefetches;
 use super::recovery::{self, Debts};
-use super::rows::Rows;
+use super::rows::{OnDamage, Rows};
 use super::scans::{ScanId, ScrubResult};
 use super::scrubber::ScrubWaker;
 use super::small_state::AppliedState;
 use crate::apply::{Applier, PushRefusal, ShardScope, Target, validate_push};
+use crate::memory::MemoryBudget;
 use crate::model::{Admission, KeyRange, PushOutcome};
 use crate::read::{Digest, ReadError, Reader};
 
-/// Slots that one slice of a scan looks at: some hundred microseconds under the lock for reading.
-pub(crate) const SCAN_SLOTS: usize = 1024;
-
 /// What a machine needs to know about itself.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ShardOptions {
     /// The keys the shard owns.
     pub range: KeyRange,
-    /// Rouses the thread that takes digests; without one they are taken by [`ShardMachine::run_scans`].
+    /// Rouses the thread that takes digests and warms up; without one that is done by [`ShardMachine::run_scans`] and
+    /// [`ShardMachine::warm_up`].
     pub scrub_waker: Option<ScrubWaker>,
+    /// How much of the rows may be in memory.
+    pub budget: Arc<MemoryBudget>,
+    /// Brings rows to memory before they are needed; without it apply reads them.
+    pub prefetches: Option<Prefetches>,
+    /// Told when the store turns out to be damaged: the replica must not go on.
+    pub on_damage: Option<OnDamage>,
+}
+
+impl ShardOptions {
+    /// Of a shard with these keys, with nobody to help it and no limit to its memory.
+    #[must_use]
+    pub fn new(range: KeyRange) -> Self {
+        let budget = MemoryBudget::unlimited();
+        ShardOptions { range, scrub_waker: None, budget, prefetches: None, on_damage: None }
+    }
+}
+
+impl std::fmt::Debug for ShardOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShardOptions").field("range", &self.range).finish_non_exhaustive()
+    }
 }
 
 /// A replica's state machine.
@@ -44,32 +67,37 @@ pub struct ShardOptions {
 pub struct ShardMachine {
     identity: ReplicaIdentity,
     pub(super) rows: Arc<Rows>,
-    pub(super) store: ReplicaStore,
+    pub(super) store: Arc<ReplicaStore>,
     /// One flush cycle, link or install at a time.
     debts: Mutex<Debts>,
     small: Mutex<AppliedState>,
     applier: Mutex<Applier>,
     pub(super) mark: Mutex<SnapshotMark>,
     scrub_waker: Option<ScrubWaker>,
+    prefetches: Option<Prefetches>,
     local_scans: AtomicU64,
+    /// The warm-up has begun, or is not wanted.
+    warmed: AtomicBool,
     broken: AtomicBool,
 }
 
 impl ShardMachine {
-    /// Builds the machine over its opened store, loading everything that is in it.
+    /// Builds the machine over its opened store. No row is read: that takes as long for a large table as for a small one.
     ///
     /// # Errors
-    /// [`ShardError`] when the store cannot be read or does not fit together.
+    /// [`ShardError`] when the store's record does not fit together.
     pub fn open(options: ShardOptions, store: ReplicaStore) -> Result<Self, ShardError> {
         let identity = store.identity();
-        let recovered = recovery::load(&store, &store.state())?;
+        let recovered = recovery::recover(&identity, &store.state())?;
         let scope = ShardScope { shard: identity.shard, range: options.range };
+        let store = Arc::new(store);
         let rows = Rows::new(
             scope,
-            recovered.rows,
+            recovered.tables,
             Arc::clone(&recovered.applied.small.schemas),
-            recovered.applied.index(),
-            recovered.complete_at,
+            (recovered.applied.index(), recovered.complete_at),
+            Arc::clone(&store),
+            (options.budget, options.on_damage),
         );
         let mark = SnapshotMark {
             position: recovered.applied.position,
@@ -84,7 +112,9 @@ impl ShardMachine {
             applier: Mutex::default(),
             mark: Mutex::new(mark),
             scrub_waker: options.scrub_waker,
+            prefetches: options.prefetches,
             local_scans: AtomicU64::new(0),
+            warmed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         })
     }
@@ -182,7 +212,29 @@ impl ShardMachine {
 
     /// Runs the scans that are pending to their end, on this thread.
     pub fn run_scans(&self) {
-        while self.rows.scan_slice(SCAN_SLOTS) {}
+        while self.rows.run_scan(&mut || true) {}
+    }
+
+    /// Runs one of the scans that are pending, asking between its slices whether to go on. False when none is.
+    pub fn run_scan(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+        self.rows.run_scan(go_on)
+    }
+
+    /// Brings rows to memory, as many as fit, and counts them: once after every opening and install, as soon as the replica is
+    /// ready. Begins a scan, which is then among those that are pending; false when it is not the time.
+    pub fn warm_up(&self) -> bool {
+        if self.warmed.load(Ordering::Acquire) || !self.ready() {
+            return false;
+        }
+        let _between_entries = self.applier.lock();
+        if !self.ready() || self.warmed.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        if self.rows.read().tables().values().all(Table::is_whole) {
+            return false;
+        }
+        self.rows.begin_scan_now(ScanId::WarmUp, self.rows.applied(), Digest::default());
+        true
     }
 
     /// The digest of the whole replica as of its applied index, taken beside everything else on this thread. `None` while
@@ -201,7 +253,12 @@ impl ShardMachine {
         loop {
             match self.rows.scan_result(id) {
                 Some(ScrubResult::Done { index, digest }) => return Some((index, digest)),
-                Some(ScrubResult::Pending) => self.rows.scan_slice(SCAN_SLOTS),
+                Some(ScrubResult::Pending) => {
+                    if !self.rows.run_scan(&mut || true) {
+                        // Another thread is at it.
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
                 Some(ScrubResult::Skipped) | None => return None,
             };
         }
@@ -233,6 +290,32 @@ impl ShardMachine {
 
     pub(crate) fn set_mark(&self, mark: SnapshotMark) {
         *self.mark.lock() = mark;
+    }
+
+    /// A snapshot was installed: rows are on disk, and come to memory by another warm-up.
+    pub(super) fn warm_up_again(&self) {
+        self.warmed.store(false, Ordering::Release);
+    }
+
+    /// Waits while rows take more memory than the node has for them and only a flush can help: most of this replica's are dirty.
+    /// Not for ever: a flush that cannot go on (its log is not durable) is somebody else's alarm.
+    fn wait_for_room(&self) {
+        const PAUSE: Duration = Duration::from_millis(2);
+        const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(10) };
+        if !self.rows.budget().is_exhausted() {
+            return;
+        }
+        let since = Instant::now();
+        while self.rows.budget().is_exhausted() && self.is_mostly_dirty() && since.elapsed() < PATIENCE {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn is_mostly_dirty(&self) -> bool {
+        let set = self.rows.read();
+        let dirty = |table: &Table| table.dirty_rows() + table.flushing_rows();
+        let (dirty, all) = set.tables().values().fold((0, 0), |(d, a), t| (d + dirty(t), a + t.resident()));
+        dirty > all / 2
     }
 
     pub(super) fn break_down(&self) {
@@ -284,14 +367,22 @@ impl StateMachine for ShardMachine {
     fn apply(&self, entries: &[CommittedEntry]) -> Result<Vec<Bytes>, Halt> {
         let mut answers = Vec::with_capacity(entries.len());
         for entry in entries {
+            self.wait_for_room();
             answers.push(self.apply_entry(entry)?);
         }
+        let is_cold = !self.warmed.load(Ordering::Acquire) && self.rows.ready();
         if let Some(waker) = &self.scrub_waker
-            && self.rows.has_scans()
+            && (is_cold || self.rows.has_scans())
         {
             waker.wake();
         }
         Ok(answers)
+    }
+
+    fn appended(&self, command: &Bytes) {
+        if let Some(prefetches) = &self.prefetches {
+            prefetches.hint(&self.rows, command);
+        }
     }
 
     fn snapshot_mark(&self) -> SnapshotMark {

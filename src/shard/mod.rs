@@ -11,10 +11,13 @@
 //!
 //! Not here: what an entry means (`apply`), when to flush (`flush`), which replica leads (the raft crate).
 
+mod cold;
 mod error;
 mod machine;
+mod prefetcher;
 mod recovery;
 mod rows;
+mod scan_run;
 mod scans;
 mod scrubber;
 mod small_codec;
@@ -24,11 +27,13 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cold::{Absent, Fetched};
 pub use error::ShardError;
 pub use machine::{ShardMachine, ShardOptions};
+pub use prefetcher::{Prefetcher, Prefetches};
 pub(crate) use recovery::{Debts, store_position};
-pub use rows::Rows;
 pub(crate) use rows::TableEntry;
+pub use rows::{OnDamage, Rows};
 pub(crate) use scans::ScanId;
 pub use scans::ScrubResult;
 pub use scrubber::{ScrubWaker, Scrubber};

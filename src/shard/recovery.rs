@@ -1,34 +1,35 @@
-//! Loading a replica's state from its store: after a restart, and after a snapshot was installed.
+//! A replica's state from its store: after a restart, and after a snapshot was installed. Rows stay where they are, on disk: they
+//! come to memory on use (`cold`) and by the warm-up (`scan_run`). So this takes no longer for a larger table.
 //!
 //! Invariants:
-//! - what is loaded is exact as of `replay_from`, but for rows that hold later entries already (versions up to
+//! - what is found is exact as of `replay_from`, but for rows that hold later entries already (versions up to
 //!   `complete_at`): replay skips those;
-//! - rows of a table without a schema are the remains of a dropped one, or all newer than `replay_from`: a crash came
-//!   between a run and its record, and replay will meet the entry that creates the table. Anything else is corruption.
+//! - rows of a table without a schema are the remains of a dropped one, or newer than `replay_from`: a crash came between a run
+//!   and its record, and replay will meet the entry that creates the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use evershard_raft::state_machine::LogPosition;
-use evershard_storage::rocks::{FlushedState, Position, ReplicaStore};
-use evershard_storage::table::{RowHeader, Table};
+use evershard_storage::rocks::{FlushedState, Position, ReplicaIdentity};
+use evershard_storage::table::Table;
 
 use super::error::ShardError;
-use super::rows::{Orphans, RowSet};
 use super::small_state::{AppliedState, SmallState};
 
 /// What a store holds.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) applied: AppliedState,
-    pub(crate) rows: RowSet,
+    pub(crate) tables: BTreeMap<u32, Table>,
     pub(crate) complete_at: u64,
     pub(crate) debts: Debts,
 }
 
-/// What the store still holds although the state does not: the next flush cycles clear it.
+/// What memory and store still hold although the state does not: the next flush cycles clear it.
 #[derive(Debug, Default)]
 pub(crate) struct Debts {
-    /// Tombstones on disk: (table, key) -> version. They go once `replay_from` has passed the version.
+    /// Tombstones in memory, flushed since this replica was opened: (table, key) -> version. They leave memory once
+    /// `replay_from` has passed the version; the store forgets its own when it compacts.
     pub(crate) tombstones: BTreeMap<(u32, u64), u64>,
     /// Dropped tables that certainly have no rows on disk; any other dropped table may have.
     pub(crate) settled: BTreeSet<u32>,
@@ -42,7 +43,7 @@ impl Debts {
 
     /// True when there is nothing to clear.
     pub(crate) fn is_empty(&self, small: &SmallState) -> bool {
-        self.tombstones.is_empty() && small.dropped.keys().all(|number| self.settled.contains(number))
+        small.dropped.keys().all(|number| self.settled.contains(number))
     }
 
     /// The rows of these tables are gone from disk.
@@ -52,78 +53,20 @@ impl Debts {
     }
 }
 
-/// Loads everything.
-pub(crate) fn load(store: &ReplicaStore, state: &FlushedState) -> Result<Recovered, ShardError> {
-    let identity = store.identity();
+/// Reads everything but the rows.
+pub(crate) fn recover(identity: &ReplicaIdentity, state: &FlushedState) -> Result<Recovered, ShardError> {
     let (shard, group) = (identity.shard, identity.group);
     let small = SmallState::decode(&state.small_state).map_err(|source| ShardError::SmallState {
         shard,
         group,
         source,
     })?;
-    let tables = small.schemas.iter().map(|(number, schema)| (*number, Table::new(schema.shape()))).collect();
-    let settled = small.dropped.keys().copied().collect();
-    let mut loader = Loader {
-        small: &small,
-        replay_from: state.replay_from.map_or(0, |position| position.index),
-        tables,
-        orphans: Orphans::default(),
-        debts: Debts { tombstones: BTreeMap::new(), settled },
-        misfit: None,
-    };
-    store
-        .load_rows(|table, key, header, floats| loader.row(table, key, header, floats))
-        .map_err(|source| ShardError::Store { shard, group, source })?;
-    if let Some((table, key, found)) = loader.misfit {
-        let expected = loader.tables.get(&table).map_or(0, |table| table.shape().floats());
-        return Err(ShardError::RowShape { shard, group, table, key, found, expected });
-    }
-    let (rows, debts) = (RowSet::new(loader.tables, loader.orphans), loader.debts);
+    let nothing_flushed = *state == FlushedState::default();
+    let table = |shape| if nothing_flushed { Table::new(shape) } else { Table::on_disk(shape) };
+    let tables = small.schemas.iter().map(|(number, schema)| (*number, table(schema.shape()))).collect();
     let position = state.replay_from.map(log_position);
     let applied = AppliedState { position, membership: state.membership.clone(), small };
-    Ok(Recovered { applied, rows, complete_at: state.complete_at, debts })
-}
-
-/// Sorts the rows of a store into tables.
-struct Loader<'a> {
-    small: &'a SmallState,
-    replay_from: u64,
-    tables: BTreeMap<u32, Table>,
-    orphans: Orphans,
-    debts: Debts,
-    /// The first row that fits nowhere: table, key, floats.
-    misfit: Option<(u32, u64, usize)>,
-}
-
-impl Loader<'_> {
-    fn row(&mut self, number: u32, key: u64, header: RowHeader, floats: &[f32]) {
-        if self.small.dropped.contains_key(&number) {
-            self.debts.settled.remove(&number);
-            return;
-        }
-        if header.is_tombstone() {
-            self.debts.tombstones.insert((number, key), header.version);
-        }
-        let fits = match self.tables.get_mut(&number) {
-            Some(table) => {
-                let fits = header.is_tombstone() || floats.len() == table.shape().floats();
-                if fits {
-                    table.load(key, header, floats);
-                }
-                fits
-            }
-            None => {
-                let newer = header.version > self.replay_from;
-                if newer {
-                    self.orphans.entry(number).or_default().push((key, header, floats.to_vec()));
-                }
-                newer
-            }
-        };
-        if !fits && self.misfit.is_none() {
-            self.misfit = Some((number, key, floats.len()));
-        }
-    }
+    Ok(Recovered { applied, tables, complete_at: state.complete_at, debts: Debts::default() })
 }
 
 pub(crate) fn log_position(position: Position) -> LogPosition {

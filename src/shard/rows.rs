@@ -3,28 +3,42 @@
 //! Invariants:
 //! - every schema of the small state has its table here, and no other has one;
 //! - `applied` is the index of the last entry whose changes to rows are all in; it is read under the lock to say what a
-//!   pull reflects, and advances only after the rows did.
+//!   pull reflects, and advances only after the rows did;
+//! - a row that is not in memory is in the store as it is;
+//! - what is in memory is counted against the node's budget.
 //!
-//! Not here: what changes a row (`apply`), how one is found (`evershard_storage::table`).
+//! Not here: what changes a row (`apply`), how one is found (`evershard_storage::table`), reading the store (`cold`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use evershard_storage::table::{RowHeader, Table};
+use evershard_storage::rocks::ReplicaStore;
+use evershard_storage::table::Table;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::error::ShardError;
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults};
 use crate::apply::ShardScope;
+use crate::memory::{Account, MemoryBudget};
 use crate::model::TableSchema;
 use crate::read::Digest;
 
 /// Schemas by table number.
 pub(crate) type Schemas = BTreeMap<u32, Arc<TableSchema>>;
 
+/// Called with the reason when the store turns out to be damaged.
+pub type OnDamage = Arc<dyn Fn(String) + Send + Sync>;
+
+/// Rows that leave at a time, so that the next few find room.
+const EVICTED_AT_ONCE: u32 = 64;
+/// Slots of each table that one turn of the sweeper looks at.
+const SWEPT_AT_ONCE: u32 = 1 << 16;
+/// Slots that giving memory back looks at under one taking of the lock.
+const GIVEN_BACK_AT_ONCE: u32 = 1 << 12;
+
 /// A replica's rows. Shared by apply, readers and scans.
-#[derive(Debug)]
 pub struct Rows {
     scope: ShardScope,
     set: RwLock<RowSet>,
@@ -33,27 +47,28 @@ pub struct Rows {
     applied: AtomicU64,
     complete_at: AtomicU64,
     scrubs: Mutex<ScrubResults>,
+    store: Arc<ReplicaStore>,
+    budget: Arc<MemoryBudget>,
+    on_damage: Option<OnDamage>,
+    damaged: AtomicBool,
 }
 
-/// Rows found on disk whose table is created by an entry that is still to be replayed.
-pub(crate) type Orphans = BTreeMap<u32, Vec<(u64, RowHeader, Vec<f32>)>>;
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows").field("scope", &self.scope).field("store", &self.store).finish_non_exhaustive()
+    }
+}
 
 /// The tables, and the scans that are running over them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RowSet {
     tables: BTreeMap<u32, Table>,
-    orphans: Orphans,
     scans: Scans,
-}
-
-/// A row on disk does not fit the table that replay created for it: corruption.
-#[derive(Debug, thiserror::Error)]
-#[error("row {key:016x} of table {table} on disk has {found} floats, the table has {expected}")]
-pub(crate) struct OrphanMisfit {
-    table: u32,
-    key: u64,
-    found: usize,
-    expected: usize,
+    account: Account,
+    /// Grows when other rows take the place of all there were.
+    generation: u64,
+    /// Rows of tables that are not whole, as of a scan: how many there were, and the table's `live_changes` then.
+    counted: BTreeMap<u32, (u64, i64)>,
 }
 
 /// A table to change, with the scans that must hear of it first.
@@ -61,11 +76,49 @@ pub(crate) struct OrphanMisfit {
 pub(crate) struct TableEntry<'a> {
     pub(crate) table: &'a mut Table,
     pub(crate) scans: &'a mut Scans,
+    number: u32,
+    budget: &'a MemoryBudget,
+}
+
+impl TableEntry<'_> {
+    /// Whether so many rows more find a place within the budget, and none has to go for them.
+    pub(crate) fn has_room(&self, rows: usize) -> bool {
+        let grow = rows.saturating_sub(self.table.free_slots() as usize);
+        grow == 0 || self.budget.has_room_for(grow as u64 * self.table.row_bytes() as u64)
+    }
+
+    /// Lets go of rows until so many others find a place within the budget, if there are rows that can go.
+    pub(crate) fn make_room(&mut self, rows: usize) {
+        if !self.has_room(rows) {
+            let grow = rows - self.table.free_slots() as usize;
+            self.evict(u32::try_from(grow).unwrap_or(u32::MAX).max(EVICTED_AT_ONCE), u32::MAX);
+        }
+    }
+
+    /// Lets go of rows that are not used, looking at so many slots at the most.
+    fn evict(&mut self, rows: u32, slots_max: u32) -> u32 {
+        let (scans, number) = (&mut *self.scans, self.number);
+        self.table.evict(rows, slots_max, |slot, key, row| scans.before_leave(number, slot, key, row))
+    }
+
+    /// Forgets a tombstone that replay does not need any more and that the store has.
+    pub(crate) fn forget_tombstone(&mut self, key: u64) {
+        if let Some(slot) = self.table.find_slot(key)
+            && self.table.row(slot).is_tombstone()
+        {
+            self.scans.before_leave(self.number, slot, key, self.table.row(slot));
+            self.table.remove_entry(key);
+        }
+    }
 }
 
 impl RowSet {
-    pub(crate) fn new(tables: BTreeMap<u32, Table>, orphans: Orphans) -> Self {
-        RowSet { tables, orphans, scans: Scans::default() }
+    pub(crate) fn new(tables: BTreeMap<u32, Table>, budget: &Arc<MemoryBudget>) -> Self {
+        let account = Account::new(Arc::clone(budget));
+        let mut set =
+            RowSet { tables, scans: Scans::default(), account, generation: 0, counted: BTreeMap::new() };
+        set.account();
+        set
     }
 
     pub(crate) fn table(&self, number: u32) -> Option<&Table> {
@@ -76,27 +129,72 @@ impl RowSet {
         &self.tables
     }
 
+    /// Whether what the store holds now must stay in it until a scan has opened it.
+    pub(crate) fn scans_need_the_store(&self) -> bool {
+        self.scans.any_unviewed()
+    }
+
+    pub(super) fn scans(&self) -> &Scans {
+        &self.scans
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     pub(crate) fn table_mut(&mut self, number: u32) -> Option<TableEntry<'_>> {
         let table = self.tables.get_mut(&number)?;
-        Some(TableEntry { table, scans: &mut self.scans })
+        Some(TableEntry { table, scans: &mut self.scans, number, budget: self.account.budget() })
+    }
+
+    /// Counts what is in memory now: after rows came or went.
+    pub(crate) fn account(&mut self) {
+        self.account.set(self.tables.values().map(|table| table.memory_bytes() as u64).sum());
+    }
+
+    /// Whether so many bytes more are within the node's budget.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        self.account.budget().has_room_for(bytes)
+    }
+
+    /// A scan counted the rows of a table: so many when `live_changes` was as given.
+    pub(super) fn set_counted(&mut self, number: u32, rows: u64, live_changes: i64) {
+        if self.tables.contains_key(&number) {
+            self.counted.insert(number, (rows, live_changes));
+        }
+    }
+
+    /// Live rows of a table, in memory and on disk; `None` until they were counted.
+    pub(crate) fn live_rows(&self, number: u32) -> Option<u64> {
+        let table = self.tables.get(&number)?;
+        if table.is_whole() {
+            return Some(table.len());
+        }
+        let (rows, live_changes) = self.counted.get(&number)?;
+        Some(rows.saturating_add_signed(table.live_changes() - live_changes))
     }
 }
 
 impl Rows {
     pub(crate) fn new(
         scope: ShardScope,
-        set: RowSet,
+        tables: BTreeMap<u32, Table>,
         schemas: Arc<Schemas>,
-        applied: u64,
-        complete_at: u64,
+        (applied, complete_at): (u64, u64),
+        store: Arc<ReplicaStore>,
+        (budget, on_damage): (Arc<MemoryBudget>, Option<OnDamage>),
     ) -> Self {
         Rows {
             scope,
-            set: RwLock::new(set),
+            set: RwLock::new(RowSet::new(tables, &budget)),
             schemas: ArcSwap::new(schemas),
             applied: AtomicU64::new(applied),
             complete_at: AtomicU64::new(complete_at),
             scrubs: Mutex::default(),
+            store,
+            budget,
+            on_damage,
+            damaged: AtomicBool::new(false),
         }
     }
 
@@ -124,12 +222,34 @@ impl Rows {
         self.applied() >= self.complete_at()
     }
 
+    /// The node's budget.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
+    }
+
     pub(crate) fn complete_at(&self) -> u64 {
         self.complete_at.load(Ordering::Acquire)
     }
 
     pub(crate) fn set_applied(&self, index: u64) {
         self.applied.store(index, Ordering::Release);
+    }
+
+    pub(crate) fn store(&self) -> &ReplicaStore {
+        &self.store
+    }
+
+    /// Tells whoever looks after the replica that its store is damaged, once. Other errors may pass.
+    pub(crate) fn report(&self, error: &ShardError) {
+        if !error.is_damage() {
+            tracing::warn!(%error, "reading the store failed");
+        } else if !self.damaged.swap(true, Ordering::AcqRel) {
+            tracing::error!(%error, "the store is damaged");
+            if let Some(on_damage) = &self.on_damage {
+                on_damage(error.to_string());
+            }
+        }
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, RowSet> {
@@ -140,34 +260,28 @@ impl Rows {
         self.set.write()
     }
 
-    /// Makes an empty table, or takes in the rows that a flush before a crash wrote for it.
-    pub(crate) fn create_table(
-        &self,
-        schema: &TableSchema,
-        schemas: &Arc<Schemas>,
-    ) -> Result<(), OrphanMisfit> {
-        let mut table = Table::new(schema.shape());
-        let mut set = self.set.write();
-        for (key, header, floats) in set.orphans.remove(&schema.number()).unwrap_or_default() {
-            let expected = schema.shape().floats();
-            if !header.is_tombstone() && floats.len() != expected {
-                return Err(OrphanMisfit { table: schema.number(), key, found: floats.len(), expected });
-            }
-            table.load(key, header, &floats);
-        }
-        set.tables.insert(schema.number(), table);
+    /// Makes a table, empty in memory. Rows that a flush before a crash wrote for it come from the store: entries up to
+    /// `complete_at` may be in there already.
+    pub(crate) fn create_table(&self, schema: &TableSchema, schemas: &Arc<Schemas>, index: u64) {
+        let table = if index > self.complete_at() {
+            Table::new(schema.shape())
+        } else {
+            Table::on_disk(schema.shape())
+        };
+        self.set.write().tables.insert(schema.number(), table);
         self.schemas.store(Arc::clone(schemas));
-        Ok(())
     }
 
     pub(crate) fn drop_table(&self, number: u32, schemas: &Arc<Schemas>) {
         let dropped = {
             let mut set = self.set.write();
             self.schemas.store(Arc::clone(schemas));
-            let table = set.tables.remove(&number);
+            set.counted.remove(&number);
+            let table = set.tables.remove(&number).map(Arc::new);
             if let Some(table) = &table {
-                set.scans.before_drop(number, table);
+                set.scans.keep_dropped(number, table);
             }
+            set.account();
             table
         };
         // Gigabytes may be given back to the kernel: not under the lock.
@@ -175,7 +289,14 @@ impl Rows {
     }
 
     /// Puts other rows in the place of all there are (a snapshot was installed). Running scans are over.
-    pub(crate) fn replace(&self, set: RowSet, schemas: Arc<Schemas>, applied: u64, complete_at: u64) {
+    pub(crate) fn replace(
+        &self,
+        tables: BTreeMap<u32, Table>,
+        schemas: Arc<Schemas>,
+        applied: u64,
+        complete_at: u64,
+    ) {
+        let mut set = RowSet::new(tables, &self.budget);
         let old = {
             let mut current = self.set.write();
             self.scrubs.lock().skip_all(current.scans.running());
@@ -184,9 +305,53 @@ impl Rows {
             self.complete_at.store(complete_at.max(applied), Ordering::Release);
             self.applied.store(applied, Ordering::Release);
             self.complete_at.store(complete_at, Ordering::Release);
+            set.generation = current.generation + 1;
             std::mem::replace(&mut *current, set)
         };
         drop(old);
+    }
+
+    /// Lets go of up to so many clean rows of each table, whatever the budget and however they are used; answers how many went.
+    /// For operators and tests: rows come back on use.
+    pub fn let_go(&self, rows_per_table: u32) -> u64 {
+        // A row that is used all the time outlasts this many turns less one.
+        const TURNS: u32 = 4;
+        let numbers: Vec<u32> = self.read().tables.keys().copied().collect();
+        let mut gone = 0;
+        for number in numbers {
+            let mut set = self.write();
+            if let Some(mut entry) = set.table_mut(number) {
+                let mut left = rows_per_table;
+                for _ in 0..TURNS {
+                    left -= entry.evict(left, u32::MAX);
+                }
+                gone += u64::from(rows_per_table - left);
+            }
+            set.account();
+        }
+        gone
+    }
+
+    /// One turn of the sweeper: see `crate::memory`.
+    pub(crate) fn sweep(&self) {
+        let numbers: Vec<u32> = self.read().tables.keys().copied().collect();
+        for number in numbers {
+            let mut set = self.write();
+            let Some(mut entry) = set.table_mut(number) else { continue };
+            let slots = entry.table.slots();
+            // What is free already is enough for what comes; a hundredth of the table goes at a time.
+            if entry.table.free_slots() <= slots / 16 {
+                entry.evict((slots / 100).max(1), SWEPT_AT_ONCE);
+            }
+            let piece = entry.table.slots_per_piece();
+            if entry.table.free_slots() > 2 * piece {
+                let (scans, table) = (entry.scans, entry.table);
+                table.give_back(GIVEN_BACK_AT_ONCE, |slot, key, row| {
+                    scans.before_leave(number, slot, key, row)
+                });
+            }
+            set.account();
+        }
     }
 
     /// Begins a digest of the state as of `index`, the entry just applied, from that of what is beside the rows. A replica
@@ -202,30 +367,18 @@ impl Rows {
     /// As [`Rows::begin_scan`], when the caller knows that no row is ahead of `index`.
     pub(crate) fn begin_scan_now(&self, id: ScanId, index: u64, beside: Digest) {
         let mut set = self.set.write();
-        let mut scrubs = self.scrubs.lock();
-        if !set.scans.begin(id, index, beside) {
-            scrubs.put(id, ScrubResult::Skipped);
-        } else {
-            scrubs.put(id, ScrubResult::Pending);
-        }
+        let RowSet { tables, scans, .. } = &mut *set;
+        let begun = scans.begin(id, index, beside, tables);
+        self.scrubs.lock().put(id, if begun { ScrubResult::Pending } else { ScrubResult::Skipped });
     }
 
-    /// True while a scan runs.
+    /// True while a scan waits for somebody to run it.
     pub(crate) fn has_scans(&self) -> bool {
-        !self.set.read().scans.running().is_empty()
+        self.set.read().scans.any_unviewed()
     }
 
-    /// Scans some rows for every running scrub; false when there is nothing to scan. Holds the lock for reading, briefly.
-    pub(crate) fn scan_slice(&self, rows_max: usize) -> bool {
-        let set = self.set.read();
-        let (more, done) = set.scans.scan(&set.tables, rows_max);
-        if !done.is_empty() {
-            let mut scrubs = self.scrubs.lock();
-            for (id, result) in done {
-                scrubs.put(id, result);
-            }
-        }
-        more
+    pub(super) fn put_scan_result(&self, id: ScanId, result: ScrubResult) {
+        self.scrubs.lock().put(id, result);
     }
 
     /// What became of a scan; `None` when it never began here, or is forgotten (the last 16 are kept).

@@ -1,19 +1,26 @@
-//! Digests taken while everything else goes on: of the state as of one index, although rows change meanwhile.
+//! Digests taken while everything else goes on: of the state as of one index, although rows change, come to memory and leave it
+//! meanwhile.
 //!
-//! A scan goes over the tables in order of their numbers, over each in its arena's order, a slice at a time. What keeps it
-//! exact (design 4, `Scrub`):
-//! - a row that the scan has not reached yet is added, with its old value, by whoever is about to change it;
-//! - a row whose version is above the scan's index is not part of it: its old value was added by whoever changed it, or
-//!   there was none;
+//! As of its index, a row is in the store as it is, or it is unflushed and in memory. So a scan has two parts:
+//! 1. the rows that were unflushed at its index, from memory, a slice at a time: a set of slots, noted when it began;
+//! 2. all others, from the store, in one pass over what it held soon after.
+//!
+//! What keeps it exact (design 4, `Scrub`):
+//! - whoever is about to change an unflushed row, or to let go of one that was flushed since, adds its old value first;
+//! - until the pass over the store has opened, so does whoever is about to change any other row: the store may have its new
+//!   value by then;
+//! - what was added from memory is remembered by its key, and left out of the pass;
+//! - a row whose version is above the scan's index was not there, or was added when it changed;
 //! - the digest is a sum, so the order does not matter.
 //!
 //! Invariant: every live row as of the index is added exactly once.
 //!
-//! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`).
+//! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`), the pass (`scan_run`).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use evershard_storage::table::{RowRef, Slot, Table};
+use evershard_storage::table::{AllDepartures, RowRef, RowShape, Slot, SlotSet, Table};
 use parking_lot::Mutex;
 
 use crate::read::Digest;
@@ -46,49 +53,59 @@ pub(crate) enum ScanId {
     Scrub(u64),
     /// Of this replica alone.
     Local(u64),
+    /// Of this replica alone, to bring its rows to memory and to count them.
+    WarmUp,
+}
+
+/// A table as a scan sees it.
+#[derive(Debug)]
+pub(super) struct ScannedTable {
+    pub(super) shape: RowShape,
+    /// Slots of rows that were unflushed at the scan's index and are still to be added.
+    unflushed: SlotSet,
+    /// Before this one there are none left.
+    next: u32,
+    /// The table, when it was dropped since.
+    dropped: Option<Arc<Table>>,
+    /// Live rows added.
+    pub(super) rows: u64,
+    /// The table's `live_changes` at the index.
+    pub(super) live_changes: i64,
+    /// Keys that had left memory at the index.
+    pub(super) departures: AllDepartures,
+}
+
+/// What a scan has gathered.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) index: u64,
+    pub(super) digest: Digest,
+    pub(super) tables: BTreeMap<u32, ScannedTable>,
+    /// Keys that were added from memory, or are no rows there: not to be added from the store.
+    pub(super) taken: Vec<(u32, u64)>,
+}
+
+impl Gathered {
+    pub(super) fn add(&mut self, number: u32, key: u64, row: RowRef<'_>) {
+        if row.header().version <= self.index && !row.is_tombstone() {
+            self.digest.add_row(number, key, &row);
+            if let Some(table) = self.tables.get_mut(&number) {
+                table.rows += 1;
+            }
+        }
+        self.taken.push((number, key));
+    }
 }
 
 /// One scan.
 #[derive(Debug)]
 struct Scan {
     id: ScanId,
-    index: u64,
-    /// The place to look at next: everything before it was looked at.
-    next: (u32, u32),
-    digest: Digest,
-}
-
-impl Scan {
-    fn add(&mut self, table: u32, key: u64, row: RowRef<'_>) {
-        if row.header().version <= self.index && !row.is_tombstone() {
-            self.digest.add_row(table, key, &row);
-        }
-    }
-
-    /// Looks at up to `slots_max` slots; true when it is at the end.
-    fn advance(&mut self, tables: &BTreeMap<u32, Table>, slots_max: usize) -> bool {
-        let mut left = slots_max;
-        while let Some((&number, table)) = tables.range(self.next.0..).next() {
-            if number != self.next.0 {
-                self.next = (number, 0);
-            }
-            while self.next.1 < table.slots() {
-                if left == 0 {
-                    return false;
-                }
-                left -= 1;
-                if let Some((key, row)) = table.row_at(self.next.1) {
-                    self.add(number, key, row);
-                }
-                self.next.1 += 1;
-            }
-            match number.checked_add(1) {
-                Some(next) => self.next = (next, 0),
-                None => return true,
-            }
-        }
-        true
-    }
+    gathered: Gathered,
+    /// Somebody runs it.
+    claimed: bool,
+    /// The pass over the store has opened.
+    viewed: bool,
 }
 
 /// The scans that run over a replica's rows.
@@ -100,57 +117,120 @@ pub(crate) struct Scans {
 
 impl Scans {
     /// Begins a scan of the state as of `index`, on top of a digest; false when there are too many.
-    pub(crate) fn begin(&mut self, id: ScanId, index: u64, digest: Digest) -> bool {
+    pub(crate) fn begin(
+        &mut self,
+        id: ScanId,
+        index: u64,
+        digest: Digest,
+        tables: &BTreeMap<u32, Table>,
+    ) -> bool {
         let running = self.running.get_mut();
         if running.len() >= RUNNING_MAX {
             return false;
         }
-        running.push(Scan { id, index, next: (0, 0), digest });
+        let scanned = |table: &Table| ScannedTable {
+            shape: table.shape(),
+            unflushed: table.unflushed(),
+            next: 0,
+            dropped: None,
+            rows: 0,
+            live_changes: table.live_changes(),
+            departures: table.all_departures(),
+        };
+        let tables = tables.iter().map(|(number, table)| (*number, scanned(table))).collect();
+        let gathered = Gathered { index, digest, tables, taken: Vec::new() };
+        running.push(Scan { id, gathered, claimed: false, viewed: false });
         true
     }
 
     /// To be told before a row changes.
     #[inline]
-    pub(crate) fn before_change(&mut self, table: u32, slot: Slot, key: u64, row: RowRef<'_>) {
+    pub(crate) fn before_change(&mut self, number: u32, slot: Slot, key: u64, row: RowRef<'_>) {
         for scan in self.running.get_mut() {
-            if (table, slot.number()) >= scan.next {
-                scan.add(table, key, row);
+            let Some(table) = scan.gathered.tables.get_mut(&number) else { continue };
+            let was_unflushed = table.unflushed.take(slot.number());
+            if was_unflushed || (!scan.viewed && row.header().version <= scan.gathered.index) {
+                scan.gathered.add(number, key, row);
             }
         }
     }
 
-    /// To be told before a table's rows go away.
-    pub(crate) fn before_drop(&mut self, number: u32, table: &Table) {
+    /// To be told before a row leaves memory: it was unflushed when the scan began, and is in the store since.
+    #[inline]
+    pub(crate) fn before_leave(&mut self, number: u32, slot: Slot, key: u64, row: RowRef<'_>) {
         for scan in self.running.get_mut() {
-            let from = match scan.next {
-                (at, _) if at < number => 0,
-                (at, slot) if at == number => slot,
-                _ => continue,
-            };
-            for slot in from..table.slots() {
-                if let Some((key, row)) = table.row_at(slot) {
-                    scan.add(number, key, row);
+            let table = scan.gathered.tables.get_mut(&number);
+            if table.is_some_and(|table| table.unflushed.take(slot.number())) {
+                scan.gathered.add(number, key, row);
+            }
+        }
+    }
+
+    /// To be told when a table's rows go away: scans that need them keep them.
+    pub(crate) fn keep_dropped(&mut self, number: u32, table: &Arc<Table>) {
+        for scan in self.running.get_mut() {
+            if let Some(scanned) = scan.gathered.tables.get_mut(&number) {
+                scanned.dropped = Some(Arc::clone(table));
+            }
+        }
+    }
+
+    /// The first scan that nobody runs yet; it is the caller's to run.
+    pub(super) fn claim(&self) -> Option<ScanId> {
+        let mut running = self.running.lock();
+        let scan = running.iter_mut().find(|scan| !scan.claimed)?;
+        scan.claimed = true;
+        Some(scan.id)
+    }
+
+    /// The pass over the store has opened.
+    pub(super) fn set_viewed(&self, id: ScanId) {
+        if let Some(scan) = self.running.lock().iter_mut().find(|scan| scan.id == id) {
+            scan.viewed = true;
+        }
+    }
+
+    /// Adds some rows that were unflushed at the scan's index. `None` when there is no such scan any more, else whether there
+    /// are more.
+    pub(super) fn add_unflushed(
+        &self,
+        id: ScanId,
+        tables: &BTreeMap<u32, Table>,
+        rows_max: usize,
+    ) -> Option<bool> {
+        let mut running = self.running.lock();
+        let gathered = &mut running.iter_mut().find(|scan| scan.id == id)?.gathered;
+        let numbers: Vec<u32> = gathered.tables.keys().copied().collect();
+        let mut left = rows_max;
+        for number in numbers {
+            let Some(scanned) = gathered.tables.get_mut(&number) else { continue };
+            let (slots, next) = scanned.unflushed.take_some(scanned.next, left);
+            scanned.next = next.unwrap_or(u32::MAX);
+            let dropped = scanned.dropped.clone();
+            let table = dropped.as_deref().or_else(|| tables.get(&number));
+            for slot in &slots {
+                if let Some((key, row)) = table.and_then(|table| table.row_at(*slot)) {
+                    gathered.add(number, key, row);
                 }
             }
+            left = left.saturating_sub(slots.len());
+            if left == 0 {
+                return Some(true);
+            }
         }
+        Some(false)
     }
 
-    /// Lets every scan look at some slots. Answers whether there is more to do, and the scans that ended.
-    pub(crate) fn scan(
-        &self,
-        tables: &BTreeMap<u32, Table>,
-        slots_max: usize,
-    ) -> (bool, Vec<(ScanId, ScrubResult)>) {
+    /// Takes out a scan that has nothing more to hear of.
+    pub(super) fn finish(&self, id: ScanId) -> Option<Gathered> {
         let mut running = self.running.lock();
-        let mut done = Vec::new();
-        running.retain_mut(|scan| {
-            if !scan.advance(tables, slots_max) {
-                return true;
-            }
-            done.push((scan.id, ScrubResult::Done { index: scan.index, digest: scan.digest }));
-            false
-        });
-        (!running.is_empty(), done)
+        let at = running.iter().position(|scan| scan.id == id)?;
+        Some(running.remove(at).gathered)
+    }
+
+    /// Whether the pass of some scan is still to open: what it must find in the store has to stay there.
+    pub(crate) fn any_unviewed(&self) -> bool {
+        self.running.lock().iter().any(|scan| !scan.viewed)
     }
 
     /// The scans that run.

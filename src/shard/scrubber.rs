@@ -1,12 +1,12 @@
-//! The thread that takes digests, one per node over all its replicas, asleep until a scrub entry is applied.
+//! The thread that takes digests and warms replicas up, one per node over all its replicas, asleep until there is something
+//! to do.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::machine::{SCAN_SLOTS, ShardMachine};
-use super::rows::Rows;
+use super::machine::ShardMachine;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -18,7 +18,7 @@ struct Shared {
 struct State {
     roused: bool,
     stopping: bool,
-    replicas: Vec<Weak<Rows>>,
+    replicas: Vec<Weak<ShardMachine>>,
 }
 
 /// Rouses the scrubber. Cheap to clone.
@@ -64,8 +64,8 @@ impl Scrubber {
     }
 
     /// Takes care of this replica until it is gone.
-    pub fn add(&self, machine: &ShardMachine) {
-        self.shared.state.lock().replicas.push(Arc::downgrade(machine.rows()));
+    pub fn add(&self, machine: &Arc<ShardMachine>) {
+        self.shared.state.lock().replicas.push(Arc::downgrade(machine));
         self.waker().wake();
     }
 }
@@ -93,13 +93,15 @@ fn run(shared: &Shared) {
                 return;
             }
             state.roused = false;
-            state.replicas.retain(|rows| rows.strong_count() > 0);
+            state.replicas.retain(|machine| machine.strong_count() > 0);
             state.replicas.clone()
         };
-        // Replica by replica: two at a time would only fight over the cache.
-        for rows in replicas {
-            while let Some(rows) = rows.upgrade() {
-                if shared.state.lock().stopping || !rows.scan_slice(SCAN_SLOTS) {
+        // Replica by replica: two at a time would only fight over the disk.
+        for machine in replicas {
+            let mut go_on = || !shared.state.lock().stopping;
+            while let Some(machine) = machine.upgrade() {
+                machine.warm_up();
+                if !go_on() || !machine.run_scan(&mut go_on) {
                     break;
                 }
             }

@@ -28,7 +28,7 @@ impl ShardMachine {
         let mut debts = self.lock_debts();
         let state = self.store.replace_with(directory).map_err(|error| snapshot_error(directory, error))?;
         // From here on the disk holds the new state: if it cannot be loaded, there is no way back to the old one.
-        let loaded = match recovery::load(&self.store, &state) {
+        let loaded = match recovery::recover(self.identity(), &state) {
             Ok(loaded) if mark_of(&state).position == mark.position => loaded,
             Ok(_) => {
                 self.break_down();
@@ -46,7 +46,8 @@ impl ShardMachine {
         let _between_entries = self.lock_applier();
         let mut small = self.lock_small();
         let schemas = Arc::clone(&loaded.applied.small.schemas);
-        self.rows.replace(loaded.rows, schemas, loaded.applied.index(), loaded.complete_at);
+        self.rows.replace(loaded.tables, schemas, loaded.applied.index(), loaded.complete_at);
+        self.warm_up_again();
         *small = loaded.applied;
         self.set_mark(mark_of(&state));
         Ok(())

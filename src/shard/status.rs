@@ -24,14 +24,20 @@ pub struct ShardStatus {
 pub struct TableStatus {
     /// The table's number.
     pub table: u32,
-    /// Live rows.
+    /// Live rows, in memory and on disk.
     pub rows: u64,
+    /// False while a restarted replica has not counted its rows yet: `rows` is then what is in memory.
+    pub is_counted: bool,
+    /// Of them, in memory; tombstones too.
+    pub resident: u64,
     /// Removed rows that are still remembered.
     pub tombstones: u64,
     /// Rows that changed since they were last flushed.
     pub dirty_rows: u64,
     /// Memory taken.
     pub memory_bytes: u64,
+    /// Of it, what is not floats of rows: headers, index, bookkeeping, free places.
+    pub overhead_bytes: u64,
 }
 
 impl ShardMachine {
@@ -48,10 +54,14 @@ impl ShardMachine {
             .iter()
             .map(|(number, table)| TableStatus {
                 table: *number,
-                rows: table.len(),
+                rows: set.live_rows(*number).unwrap_or(table.len()),
+                is_counted: set.live_rows(*number).is_some(),
+                resident: table.resident(),
                 tombstones: table.tombstones(),
                 dirty_rows: table.dirty_rows(),
                 memory_bytes: table.memory_bytes() as u64,
+                overhead_bytes: (table.memory_bytes() as u64)
+                    .saturating_sub(table.resident() * table.shape().floats() as u64 * 4),
             })
             .collect();
         ShardStatus {

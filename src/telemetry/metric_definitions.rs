@@ -10,6 +10,8 @@ pub const PUSH_SECONDS: &str = "evershard_push_seconds";
 pub const PULLS_TOTAL: &str = "evershard_pulls_total";
 /// Rows read by pulls.
 pub const PULL_ROWS_TOTAL: &str = "evershard_pull_rows_total";
+/// Rows of pulls that were read from disk, or looked for there.
+pub const PULL_COLD_ROWS_TOTAL: &str = "evershard_pull_cold_rows_total";
 /// Seconds from a pull's arrival to its answer.
 pub const PULL_SECONDS: &str = "evershard_pull_seconds";
 /// 1 for each replica, by `shard` and `role`.
@@ -20,6 +22,16 @@ pub const REPLICA_APPLIED_INDEX: &str = "evershard_replica_applied_index";
 pub const REPLICA_FLUSHED_INDEX: &str = "evershard_replica_flushed_index";
 /// Live rows, by `shard`.
 pub const REPLICA_ROWS: &str = "evershard_replica_rows";
+/// Rows that were brought to memory before the pushes that need them were applied.
+pub const PREFETCHED_ROWS_TOTAL: &str = "evershard_prefetched_rows_total";
+/// Pushes whose rows were not prefetched because too many waited.
+pub const PREFETCHES_DROPPED_TOTAL: &str = "evershard_prefetches_dropped_total";
+/// Bytes that rows take in memory, over all replicas.
+pub const MEMORY_USED_BYTES: &str = "evershard_memory_used_bytes";
+/// Bytes that rows may take in memory; 0 when there is no limit.
+pub const MEMORY_BUDGET_BYTES: &str = "evershard_memory_budget_bytes";
+/// Bytes written to disk, by `part`: `log`, `flush`, `compaction`. Over `evershard_push_bytes_total`: write amplification.
+pub const DISK_WRITTEN_BYTES_TOTAL: &str = "evershard_disk_written_bytes_total";
 /// 1 when the node is ready.
 pub const NODE_READY: &str = "evershard_node_ready";
 
@@ -31,10 +43,20 @@ pub fn describe() {
     describe_histogram!(PUSH_SECONDS, Unit::Seconds, "From a push's arrival to its answer");
     describe_counter!(PULLS_TOTAL, Unit::Count, "Pulls answered, by outcome");
     describe_counter!(PULL_ROWS_TOTAL, Unit::Count, "Rows read by pulls");
+    describe_counter!(PULL_COLD_ROWS_TOTAL, Unit::Count, "Rows of pulls that were not in memory");
     describe_histogram!(PULL_SECONDS, Unit::Seconds, "From a pull's arrival to its answer");
     describe_gauge!(REPLICA_ROLE, "1 for each replica, by shard and role");
     describe_gauge!(REPLICA_APPLIED_INDEX, "Log index applied, by shard");
     describe_gauge!(REPLICA_FLUSHED_INDEX, "Log index flushed to RocksDB, by shard");
     describe_gauge!(REPLICA_ROWS, "Live rows, by shard");
+    describe_counter!(PREFETCHED_ROWS_TOTAL, Unit::Count, "Rows brought to memory ahead of apply");
+    describe_counter!(PREFETCHES_DROPPED_TOTAL, Unit::Count, "Pushes not prefetched: too many waited");
+    describe_gauge!(MEMORY_USED_BYTES, Unit::Bytes, "What rows take in memory");
+    describe_gauge!(MEMORY_BUDGET_BYTES, Unit::Bytes, "What rows may take in memory; 0: no limit");
+    describe_counter!(
+        DISK_WRITTEN_BYTES_TOTAL,
+        Unit::Bytes,
+        "Written to disk, by part: log, flush, compaction"
+    );
     describe_gauge!(NODE_READY, "1 when the node is ready");
 }

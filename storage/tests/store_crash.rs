@@ -62,7 +62,7 @@ impl Memory {
     fn apply(&mut self, index: u64) {
         self.applied = index;
         if index.is_multiple_of(33) {
-            self.tables[1].clear();
+            self.tables[1] = Table::new(SHAPE);
             (self.drop_owed, self.cleared_at) = (true, index);
             return;
         }

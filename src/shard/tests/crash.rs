@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use evershard_proto::key::key_of;
 use evershard_proto::push_body::Operation;
 use evershard_raft::state_machine::{CommittedEntry, StateMachine};
 use proptest::prelude::*;
 
 use super::harness::{Replica, apply, cases, command, crash_at, fingerprint, flush, flush_with, pull};
-use super::script::{log, one, schema};
+use super::script::{IDS, TABLES, log, one, schema};
 use crate::model::KeyRange;
 
 /// What a replica goes through besides its log.
@@ -21,6 +22,12 @@ enum Event {
     FlushInVain { between: usize },
     /// Memory is lost.
     Crash,
+    /// So many clean rows of each table leave memory.
+    LetGo(u32),
+    /// Rows are read: those on disk come to memory.
+    Pull(usize),
+    /// All rows that are on disk come to memory, with so many entries applied between the steps.
+    WarmUp { between: usize },
     /// Memory is lost in the middle of a commit (where crash points are compiled in).
     CrashInCommit { point: &'static str, between: usize },
 }
@@ -35,6 +42,9 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         4 => (0usize..4).prop_map(|between| Event::Flush { between }),
         1 => (0usize..4).prop_map(|between| Event::FlushInVain { between }),
         2 => Just(Event::Crash),
+        4 => (1u32..20).prop_map(Event::LetGo),
+        2 => (0..IDS.len()).prop_map(Event::Pull),
+        1 => (0usize..4).prop_map(|between| Event::WarmUp { between }),
         3 => (prop::sample::select(&COMMIT_POINTS[..]), 0usize..4)
             .prop_map(|(point, between)| Event::CrashInCommit { point, between }),
     ];
@@ -70,12 +80,16 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn recovery_is_exact_from_every_flush(entries in log(100), events in events()) {
+    fn recovery_is_exact_from_every_flush(
+        entries in log(100),
+        events in events(),
+        budget in prop::sample::select(&[0u64, 400, 1500][..]),
+    ) {
         let undisturbed = Replica::new(1, KeyRange::ALL);
         for entry in &entries {
             apply(undisturbed.machine(), entry.clone());
         }
-        let mut replica = Replica::new(2, KeyRange::ALL);
+        let mut replica = Replica::with_budget(2, KeyRange::ALL, budget);
         for event in events {
             match event {
                 Event::Apply(count) => {
@@ -105,6 +119,29 @@ proptest! {
                     });
                     prop_assert!(matches!(result, Ok(None) | Err(_)));
                     prop_assert_eq!(machine.snapshot_mark(), before);
+                }
+                Event::LetGo(rows) => {
+                    replica.machine().rows().let_go(rows);
+                }
+                Event::Pull(first) => {
+                    let reader = replica.machine().reader();
+                    for table in TABLES {
+                        let ids = &IDS[first..(first + 4).min(IDS.len())];
+                        let keys: Vec<u8> = ids.iter().flat_map(|id| key_of(table, *id).to_le_bytes()).collect();
+                        // Refused while there is no such table, and while the replica replays.
+                        let _ = reader.pull(table, &keys, None, &mut bytes::BytesMut::new());
+                    }
+                }
+                Event::WarmUp { between } => {
+                    let machine = Arc::clone(replica.machine());
+                    machine.warm_up();
+                    let mut go_on = || {
+                        for _ in 0..between {
+                            next(&machine, &entries);
+                        }
+                        true
+                    };
+                    while machine.run_scan(&mut go_on) {}
                 }
                 Event::CrashInCommit { point, between } => {
                     let machine = Arc::clone(replica.machine());

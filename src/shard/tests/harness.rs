@@ -14,9 +14,10 @@ use proptest::prelude::ProptestConfig;
 use tempfile::TempDir;
 
 use crate::flush::{DurableIndex, FlushReport, flush_replica};
+use crate::memory::MemoryBudget;
 use crate::model::KeyRange;
 use crate::read::Digest;
-use crate::shard::{ShardError, ShardMachine, ShardOptions, SmallState};
+use crate::shard::{OnDamage, ShardError, ShardMachine, ShardOptions, SmallState};
 
 /// Each case opens stores on a real disk: fewer than usual, unless PROPTEST_CASES says otherwise.
 pub(super) fn cases() -> ProptestConfig {
@@ -34,15 +35,21 @@ pub(super) struct Replica {
     pub(super) range: KeyRange,
     machine: Option<Arc<ShardMachine>>,
     replica: u64,
+    budget: u64,
 }
 
 impl Replica {
     pub(super) fn new(replica: u64, range: KeyRange) -> Self {
+        Self::with_budget(replica, range, 0)
+    }
+
+    /// One whose rows may take so many bytes of memory; 0: as many as they like.
+    pub(super) fn with_budget(replica: u64, range: KeyRange, budget: u64) -> Self {
         let home = tempfile::tempdir().expect("a folder");
         let store =
             ReplicaStore::create(&home.path().join("store"), &identity(replica), &ROCKS).expect("created");
-        let machine = open(range, store);
-        Replica { home, range, machine: Some(machine), replica }
+        let machine = open(range, budget, store);
+        Replica { home, range, machine: Some(machine), replica, budget }
     }
 
     pub(super) fn machine(&self) -> &Arc<ShardMachine> {
@@ -54,7 +61,7 @@ impl Replica {
         self.machine = None;
         let (store, _) = ReplicaStore::open(&self.home.path().join("store"), &identity(self.replica), &ROCKS)
             .expect("opened");
-        self.machine = Some(open(self.range, store));
+        self.machine = Some(open(self.range, self.budget, store));
     }
 
     pub(super) fn folder(&self, name: &str) -> PathBuf {
@@ -62,8 +69,10 @@ impl Replica {
     }
 }
 
-fn open(range: KeyRange, store: ReplicaStore) -> Arc<ShardMachine> {
-    let options = ShardOptions { range, scrub_waker: None };
+fn open(range: KeyRange, budget: u64, store: ReplicaStore) -> Arc<ShardMachine> {
+    let budget = MemoryBudget::new(budget);
+    let on_damage: OnDamage = Arc::new(|reason| panic!("damage: {reason}"));
+    let options = ShardOptions { budget, on_damage: Some(on_damage), ..ShardOptions::new(range) };
     Arc::new(ShardMachine::open(options, store).expect("loaded"))
 }
 

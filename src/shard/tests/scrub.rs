@@ -17,15 +17,22 @@ proptest! {
     fn a_scan_between_entries_is_a_scan_of_the_stopped_world(
         entries in log(120),
         at in any::<prop::sample::Index>(),
-        slices in prop::collection::vec((0usize..6, 0usize..3), 1..60),
+        slices in prop::collection::vec((0usize..6, 0u32..6), 1..60),
+        before in 0usize..4,
         flush_at in any::<prop::sample::Index>(),
+        flushed_before: bool,
+        budget in prop::sample::select(&[0u64, 600][..]),
     ) {
-        let replica = Replica::new(1, KeyRange::ALL);
+        let replica = Replica::with_budget(1, KeyRange::ALL, budget);
         let machine = replica.machine();
         let at = at.index(entries.len());
         let mut rest = entries[..].iter();
         for entry in rest.by_ref().take(at) {
             apply(machine, entry.clone());
+        }
+        if flushed_before {
+            flush(machine);
+            machine.rows().let_go(10);
         }
         machine.run_scans();
         let rows = machine.digest().expect("ready").1;
@@ -37,22 +44,27 @@ proptest! {
         apply(machine, command(index, ShardCommand::Scrub { scrub_id: 1_000_000 }.encode()));
         prop_assert_eq!(machine.scrub_result(1_000_000), Some(ScrubResult::Pending));
         let flush_at = flush_at.index(slices.len());
-        for (number, (applied, slots)) in slices.into_iter().enumerate() {
+        let mut slices = slices.into_iter().enumerate();
+        let mut go_on = || {
+            let Some((number, (applied, let_go))) = slices.next() else { return true };
             for entry in rest.by_ref().take(applied) {
                 let mut entry = entry.clone();
                 entry.position.index += 1;
                 apply(machine, entry);
             }
-            if slots > 0 {
-                machine.rows().scan_slice(slots);
-            }
             if number == flush_at {
-                // Twice: tombstones leave memory, and their slots go to other rows.
-                flush(machine);
                 flush(machine);
             }
+            // What was flushed leaves memory, and its slots go to other rows.
+            machine.rows().let_go(let_go);
+            true
+        };
+        // Some of it happens before anybody looks at the scan.
+        for _ in 0..before {
+            go_on();
         }
-        machine.run_scans();
+        while machine.run_scan(&mut go_on) {}
+        prop_assert!(!machine.run_scan(&mut || true));
         prop_assert_eq!(machine.scrub_result(1_000_000), Some(ScrubResult::Done { index, digest: expected }));
     }
 }
@@ -101,8 +113,9 @@ fn the_scrubber_takes_digests_by_itself() {
             evershard_storage::rocks::ReplicaStore::create(&home, replica.machine().identity(), &shared)
                 .expect("made")
         };
-        let options = ShardOptions { range: KeyRange::ALL, scrub_waker: Some(scrubber.waker()) };
-        ShardMachine::open(options, store).expect("loaded")
+        let options =
+            ShardOptions { scrub_waker: Some(scrubber.waker()), ..ShardOptions::new(KeyRange::ALL) };
+        std::sync::Arc::new(ShardMachine::open(options, store).expect("loaded"))
     };
     scrubber.add(&machine);
     apply(&machine, command(1, schema(2, false)));

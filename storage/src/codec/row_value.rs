@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! u8   format, 1
-//! u32  flags
-//! u64  version
+//! u32  flags, below 2^7
+//! u64  version, below 2^56
 //! u32  steps
 //! f32* weights, then state; none for a tombstone
 //! ```
@@ -66,6 +66,12 @@ pub fn decode_row(value: &[u8], floats: &mut Vec<f32>) -> Result<RowHeader, RowV
     let flags = reader.u32("flags")?;
     let version = reader.u64("version")?;
     let steps = reader.u32("steps")?;
+    if flags > RowHeader::FLAGS_MAX {
+        return Err(DecodeError::Invalid { field: "flags" }.into());
+    }
+    if version > RowHeader::VERSION_MAX {
+        return Err(DecodeError::Invalid { field: "version" }.into());
+    }
     let header = RowHeader { version, steps, flags };
     let rest = reader.rest();
     if !rest.len().is_multiple_of(4) || (header.is_tombstone() && !rest.is_empty()) {
@@ -78,6 +84,19 @@ pub fn decode_row(value: &[u8], floats: &mut Vec<f32>) -> Result<RowHeader, RowV
     Ok(header)
 }
 
+/// The version of a tombstone's value; `None` for a live row's, and for what is no row of this format.
+#[must_use]
+pub fn tombstone_version(value: &[u8]) -> Option<u64> {
+    if value.len() != HEAD_BYTES {
+        return None;
+    }
+    let mut reader = Reader::new(value);
+    let (format, flags) = (reader.u8("format").ok()?, reader.u32("flags").ok()?);
+    let is_tombstone = RowHeader { flags, ..RowHeader::default() }.is_tombstone();
+    let version = reader.u64("version").ok()?;
+    (format == FORMAT && is_tombstone).then_some(version)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -86,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_comes_back_bit_by_bit(version: u64, steps: u32, flags: u32, bits in prop::collection::vec(any::<u32>(), 0..70)) {
+        fn a_row_comes_back_bit_by_bit(version in 0..=RowHeader::VERSION_MAX, steps: u32, flags in 0..=RowHeader::FLAGS_MAX, bits in prop::collection::vec(any::<u32>(), 0..70)) {
             let header = RowHeader { version, steps, flags };
             let floats: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
             let (mut value, mut back) = (Vec::new(), vec![1.0]);
@@ -94,12 +113,14 @@ mod tests {
             prop_assert_eq!(decode_row(&value, &mut back), Ok(header));
             let back: Vec<u32> = back.iter().map(|float| float.to_bits()).collect();
             prop_assert_eq!(back, if header.is_tombstone() { vec![] } else { bits });
+            prop_assert_eq!(tombstone_version(&value), header.is_tombstone().then_some(version));
         }
 
         #[test]
         fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut floats = Vec::new();
             let _ = decode_row(&bytes, &mut floats);
+            let _ = tombstone_version(&bytes);
         }
     }
 

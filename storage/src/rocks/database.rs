@@ -2,15 +2,18 @@
 //!
 //! Not here: which folder counts and what its rows mean for replay (`store`, `meta_record`).
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use rocksdb::checkpoint::Checkpoint;
-use rocksdb::{DB, IngestExternalFileOptions, ReadOptions};
+use rocksdb::statistics::Ticker;
+use rocksdb::{DB, IngestExternalFileOptions, Options, ReadOptions};
 
 use super::durable;
 use super::error::StoreError;
+use super::old_tombstones::ReplayedTo;
 use super::options::RocksShared;
 use crate::codec::decode_row;
 use crate::keyspace::DiskKey;
@@ -24,23 +27,54 @@ pub(super) struct Database {
     path: PathBuf,
     shared: RocksShared,
     /// `None` after a reopening that failed, and in `drop`.
-    open: RwLock<Option<DB>>,
+    open: RwLock<Option<Open>>,
+    /// The durable `replay_from` of the record that names this folder: what older tombstones are compared with.
+    replayed_to: ReplayedTo,
+    /// Compacted before the last reopening.
+    compacted_before: AtomicU64,
     retired: AtomicBool,
 }
 
+struct Open {
+    db: DB,
+    /// The options it was opened with: they hold its counters.
+    options: Options,
+}
+
 impl Database {
-    pub(super) fn open(path: PathBuf, shared: &RocksShared, create: bool) -> Result<Self, StoreError> {
-        let open = RwLock::new(Some(open_folder(&path, shared, create)?));
-        Ok(Self { path, shared: shared.clone(), open, retired: AtomicBool::new(false) })
+    pub(super) fn open(
+        path: PathBuf,
+        shared: &RocksShared,
+        create: bool,
+        replayed_to: u64,
+    ) -> Result<Self, StoreError> {
+        let replayed = ReplayedTo::default();
+        replayed.set(replayed_to);
+        let open = RwLock::new(Some(open_folder(&path, shared, create, &replayed)?));
+        Ok(Self {
+            path,
+            shared: shared.clone(),
+            open,
+            replayed_to: replayed,
+            compacted_before: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+        })
     }
 
     /// Closes and opens the folder: what RocksDB needs after an error of its own (a full disk), which it does not forget
     /// otherwise. Waits for readers.
     pub(super) fn reopen(&self) -> Result<(), StoreError> {
         let mut open = self.open.write();
-        drop(open.take());
-        *open = Some(open_folder(&self.path, &self.shared, false)?);
+        if let Some(closed) = open.take() {
+            self.compacted_before.fetch_add(closed.compacted_bytes(), Ordering::Relaxed);
+        }
+        *open = Some(open_folder(&self.path, &self.shared, false, &self.replayed_to)?);
         Ok(())
+    }
+
+    /// A record with this `replay_from` is durable: tombstones at or below it are not needed any more.
+    pub(super) fn set_replayed_to(&self, index: u64) {
+        self.replayed_to.set(index);
     }
 
     /// The folder is no longer the one that counts: remove it when the last user is gone.
@@ -50,7 +84,8 @@ impl Database {
 
     /// Recursively: a reader may read again, also while a reopening waits.
     fn db(&self) -> Result<MappedRwLockReadGuard<'_, DB>, StoreError> {
-        RwLockReadGuard::try_map(self.open.read_recursive(), Option::as_ref).map_err(|_| StoreError::Rocks {
+        let open = RwLockReadGuard::try_map(self.open.read_recursive(), Option::as_ref);
+        open.map(|open| MappedRwLockReadGuard::map(open, |open| &open.db)).map_err(|_| StoreError::Rocks {
             path: self.path.clone(),
             doing: "answer",
             message: "it was closed after an error and could not be opened again".to_owned(),
@@ -72,34 +107,38 @@ impl Database {
         self.db()?.ingest_external_file_opts(&options, files.to_vec()).map_err(self.error("ingest a run"))
     }
 
-    /// Calls `found` with every row in order, of one table or of all.
+    /// Calls `found` with every row in order, of one table or of all, until it says to stop. `opened` is called once what is to
+    /// be seen is settled: runs that are taken in after it are not seen.
     pub(super) fn scan(
         &self,
         table: Option<u32>,
-        mut found: impl FnMut(u32, u64, RowHeader, &[f32]),
+        opened: impl FnOnce(),
+        mut found: impl FnMut(u32, u64, RowHeader, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        let mut options = ReadOptions::default();
-        options.fill_cache(false);
-        options.set_verify_checksums(true);
-        options.set_readahead_size(1 << 20);
-        options.set_total_order_seek(true);
-        if let Some(table) = table {
-            let (first, end) = DiskKey::table_range(table);
-            options.set_iterate_lower_bound(first);
-            options.set_iterate_upper_bound(end);
-        }
         let db = self.db()?;
-        let mut rows = db.raw_iterator_opt(options);
+        let mut rows = db.raw_iterator_opt(scan_options(table));
+        opened();
         let mut floats = Vec::new();
         rows.seek_to_first();
         while let Some((key, value)) = rows.item() {
             let DiskKey::Row { table, key } =
                 DiskKey::from_bytes(key).map_err(|what| StoreError::corrupt(&self.path, what))?;
             let header = self.decode(table, key, value, &mut floats)?;
-            found(table, key, header, &floats);
+            if found(table, key, header, &floats).is_break() {
+                return Ok(());
+            }
             rows.next();
         }
         rows.status().map_err(self.error("read rows"))
+    }
+
+    /// Whether anything of a table is here.
+    pub(super) fn has_rows(&self, table: u32) -> Result<bool, StoreError> {
+        let db = self.db()?;
+        let mut rows = db.raw_iterator_opt(scan_options(Some(table)));
+        rows.seek_to_first();
+        rows.status().map_err(self.error("read rows"))?;
+        Ok(rows.valid())
     }
 
     /// Calls `found` with the position of each key and its row.
@@ -165,13 +204,45 @@ impl Database {
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
+    /// Bytes that compaction has written since the folder was opened first.
+    pub(super) fn compacted_bytes(&self) -> u64 {
+        let now = self.open.read_recursive().as_ref().map_or(0, Open::compacted_bytes);
+        self.compacted_before.load(Ordering::Relaxed) + now
+    }
+
     /// A number that RocksDB keeps; 0 when it has none.
     pub(super) fn number(&self, property: &str) -> u64 {
         self.db().ok().and_then(|db| db.property_int_value(property).ok().flatten()).unwrap_or(0)
     }
 }
 
-fn open_folder(path: &Path, shared: &RocksShared, create: bool) -> Result<DB, StoreError> {
+impl Open {
+    fn compacted_bytes(&self) -> u64 {
+        self.options.get_ticker_count(Ticker::CompactWriteBytes)
+    }
+}
+
+/// For reading in order, once: past the cache, with readahead.
+fn scan_options(table: Option<u32>) -> ReadOptions {
+    let mut options = ReadOptions::default();
+    options.fill_cache(false);
+    options.set_verify_checksums(true);
+    options.set_readahead_size(1 << 20);
+    options.set_total_order_seek(true);
+    if let Some(table) = table {
+        let (first, end) = DiskKey::table_range(table);
+        options.set_iterate_lower_bound(first);
+        options.set_iterate_upper_bound(end);
+    }
+    options
+}
+
+fn open_folder(
+    path: &Path,
+    shared: &RocksShared,
+    create: bool,
+    replayed_to: &ReplayedTo,
+) -> Result<Open, StoreError> {
     if !create && !path.join("CURRENT").is_file() {
         return Err(StoreError::corrupt(
             path,
@@ -179,9 +250,10 @@ fn open_folder(path: &Path, shared: &RocksShared, create: bool) -> Result<DB, St
         ));
     }
     // By name, so that batched reads have a handle; it is the only family there is.
-    let options = shared.database(create);
-    DB::open_cf_with_opts(&options, path, [(FAMILY, options.clone())])
-        .map_err(|error| StoreError::rocks(path, "open", &error))
+    let options = shared.database(create, replayed_to);
+    let db = DB::open_cf_with_opts(&options, path, [(FAMILY, options.clone())])
+        .map_err(|error| StoreError::rocks(path, "open", &error))?;
+    Ok(Open { db, options })
 }
 
 impl Drop for Database {

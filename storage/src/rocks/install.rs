@@ -53,7 +53,7 @@ impl ReplicaStore {
         fail::fail_point!("install::before_move");
         fs::rename(&rocks, &place).map_err(|source| StoreError::io(&rocks, source))?;
         let opened = durable::sync_directory(self.directory())
-            .and_then(|()| Database::open(place.clone(), self.shared(), false));
+            .and_then(|()| Database::open(place.clone(), self.shared(), false, record.state.replayed_to()));
         let database = match opened {
             Ok(database) => Arc::new(database),
             Err(error) => {

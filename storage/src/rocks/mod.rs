@@ -18,6 +18,7 @@ mod error;
 mod folder;
 mod install;
 mod meta_record;
+mod old_tombstones;
 mod options;
 mod run;
 mod state;

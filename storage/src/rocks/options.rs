@@ -8,9 +8,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Env, LogLevel, Options, WriteBufferManager};
 
 use super::error::StoreError;
+use super::old_tombstones::{OldTombstones, ReplayedTo};
 
 /// What an operator may set; one for all replicas of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +73,7 @@ impl RocksShared {
         let write_buffers =
             WriteBufferManager::new_write_buffer_manager_with_cache(8 << 20, false, cache.clone());
         let mut shared = Self { options, env, cache, write_buffers, run: Arc::new(Options::default()) };
-        let mut run = shared.database(false);
+        let mut run = shared.database(false, &ReplayedTo::default());
         // A run is compacted soon, and floats hardly compress: no time for it where training competes for the processor.
         run.set_compression_type(DBCompressionType::None);
         shared.run = Arc::new(run);
@@ -95,9 +97,13 @@ impl RocksShared {
     }
 
     /// Options of one replica's database.
-    pub(super) fn database(&self, create: bool) -> Options {
+    pub(super) fn database(&self, create: bool, replayed_to: &ReplayedTo) -> Options {
         let mut options = Options::default();
         options.create_if_missing(create);
+        options.set_compaction_filter_factory(OldTombstones(replayed_to.clone()));
+        // Counters only: they say what compaction writes.
+        options.enable_statistics();
+        options.set_statistics_level(StatsLevel::ExceptHistogramOrTimers);
         options.set_env(&self.env);
         options.set_paranoid_checks(true);
 

@@ -82,3 +82,11 @@ pub struct FlushedState {
     /// Sessions, schemas and the like as of `replay_from`; encoded by the server.
     pub small_state: Bytes,
 }
+
+impl FlushedState {
+    /// The index of `replay_from`; 0 before the first flush.
+    #[must_use]
+    pub fn replayed_to(&self) -> u64 {
+        self.replay_from.map_or(0, |position| position.index)
+    }
+}

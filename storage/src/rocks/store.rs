@@ -10,6 +10,7 @@
 //! Not here: what else a folder may hold (`folder`), what is dirty (`table`), when to flush (the server), installing a snapshot (`install`).
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,6 +71,8 @@ pub struct StoreMetrics {
     pub compaction_pending_bytes: u64,
     /// Memory that is not the shared cache.
     pub memory_bytes: u64,
+    /// Bytes that compaction has written since the store was opened or installed.
+    pub compacted_bytes: u64,
 }
 
 impl ReplicaStore {
@@ -120,7 +123,8 @@ impl ReplicaStore {
         fs::create_dir_all(&runs).map_err(|source| StoreError::io(&runs, source))?;
         // Nothing was ever flushed: the crash came before RocksDB was made, or it holds nothing that counts.
         let create = record.generation == 1 && record.state == FlushedState::default();
-        let database = Database::open(rocks_path(directory, record.generation), shared, create)?;
+        let replayed_to = record.state.replayed_to();
+        let database = Database::open(rocks_path(directory, record.generation), shared, create, replayed_to)?;
         durable::sync_directory(directory)?;
         Ok(Self {
             directory: directory.to_owned(),
@@ -148,30 +152,60 @@ impl ReplicaStore {
         &self.directory
     }
 
-    /// Calls `load` with every row and tombstone, in (table, key) order; a tombstone has no floats. Verifies checksums.
+    /// Calls `found` with every row and tombstone, in (table, key) order, until it says to stop; a tombstone has no floats.
+    /// `opened` is called once what is to be seen is settled: what is committed after it is not seen. Verifies checksums, and
+    /// leaves the block cache as it was.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`] naming the row, [`StoreError::Rocks`].
-    pub fn load_rows(&self, load: impl FnMut(u32, u64, RowHeader, &[f32])) -> Result<(), StoreError> {
-        self.database().scan(None, load)
+    pub fn scan_rows(
+        &self,
+        opened: impl FnOnce(),
+        found: impl FnMut(u32, u64, RowHeader, &[f32]) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.database().scan(None, opened, found)
+    }
+
+    /// As [`ReplicaStore::scan_rows`], to the end.
+    ///
+    /// # Errors
+    /// As [`ReplicaStore::scan_rows`].
+    pub fn load_rows(&self, mut load: impl FnMut(u32, u64, RowHeader, &[f32])) -> Result<(), StoreError> {
+        let all = |table, key, header, floats: &[f32]| {
+            load(table, key, header, floats);
+            ControlFlow::Continue(())
+        };
+        self.database().scan(None, || (), all)
     }
 
     /// As [`ReplicaStore::load_rows`], for one table.
     ///
     /// # Errors
-    /// As [`ReplicaStore::load_rows`].
+    /// As [`ReplicaStore::scan_rows`].
     pub fn load_table(
         &self,
         table: u32,
-        load: impl FnMut(u32, u64, RowHeader, &[f32]),
+        mut load: impl FnMut(u32, u64, RowHeader, &[f32]),
     ) -> Result<(), StoreError> {
-        self.database().scan(Some(table), load)
+        let all = |table, key, header, floats: &[f32]| {
+            load(table, key, header, floats);
+            ControlFlow::Continue(())
+        };
+        self.database().scan(Some(table), || (), all)
+    }
+
+    /// Whether there is a row or tombstone of a table: one seek.
+    ///
+    /// # Errors
+    /// As [`ReplicaStore::scan_rows`].
+    pub fn has_rows(&self, table: u32) -> Result<bool, StoreError> {
+        self.database().has_rows(table)
     }
 
     /// Calls `found` with the position of each key and its row or tombstone, if there is one.
     ///
     /// # Errors
-    /// As [`ReplicaStore::load_rows`].
+    /// As [`ReplicaStore::scan_rows`].
     pub fn get_many(
         &self,
         table: u32,
@@ -309,6 +343,7 @@ impl ReplicaStore {
             compaction_pending_bytes: database.number("rocksdb.estimate-pending-compaction-bytes"),
             memory_bytes: database.number("rocksdb.cur-size-all-mem-tables")
                 + database.number("rocksdb.estimate-table-readers-mem"),
+            compacted_bytes: database.compacted_bytes(),
         }
     }
 
@@ -344,7 +379,9 @@ impl ReplicaStore {
     /// Writes the record and, once it is durable, makes it the current one.
     fn replace_record(&self, changes: &mut Changes, record: &MetaRecord) -> Result<(), StoreError> {
         self.write_record(changes, record)?;
-        self.current.write().record = record.clone();
+        let mut current = self.current.write();
+        current.record = record.clone();
+        current.database.set_replayed_to(record.state.replayed_to());
         Ok(())
     }
 

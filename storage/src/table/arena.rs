@@ -1,28 +1,21 @@
 //! Where rows live: chunks of memory that never move, cut into rows of one size.
 //!
 //! Invariants:
-//! - a row is `key | header | floats`, in one run of memory; rows are 8-byte aligned (24 bytes of head, 4 a float: 16-byte
-//!   alignment would cost 8 bytes a row, and SIMD loads of 32 bytes cross cache lines either way);
-//! - slots are handed out from 0 upwards, freed ones are used again, the last freed first: deterministic;
+//! - a row is `head | floats`, in one run of memory; rows are 4-byte aligned (20 bytes of head, 4 a float: 8-byte alignment
+//!   would cost 4 bytes a row, and SIMD loads of 32 bytes cross cache lines either way);
+//! - slots are handed out from 0 upwards, freed ones are used again, the last freed first;
+//! - a chunk that is to be given back takes no rows meanwhile, until the others are full;
 //! - a slot handed out is all zero floats and a zero header; a free slot carries `VACANT` and zero floats;
 //! - every slot below `used` lies in an existing chunk.
 //!
 //! Not here: finding a slot by key (`index`), dirty bits (`dirty`).
 
 use super::chunk::{Chunk, Pages};
-use super::row::{RowHeader, RowShape};
+use super::row::{RowHead, RowShape};
 use super::slot::Slot;
 
 /// Chunks are about this large: big enough that the small pages behind the last whole huge page do not matter.
 const CHUNK_BYTES: usize = if cfg!(miri) { 4096 } else { 16 << 20 };
-
-/// A row's fixed part.
-#[derive(Debug)]
-#[repr(C)]
-pub(super) struct RowHead {
-    pub(super) key: u64,
-    pub(super) header: RowHeader,
-}
 
 const HEAD_BYTES: usize = size_of::<RowHead>();
 const CACHE_LINE: usize = 64;
@@ -37,13 +30,24 @@ pub(super) struct Arena {
     chunks: Vec<Chunk>,
     used: u32,
     free: Vec<u32>,
+    /// Slots from here on take no row any more: their chunk is to be given back.
+    closed_from: u32,
 }
 
 impl Arena {
     pub(super) fn new(shape: RowShape) -> Self {
-        let stride = (HEAD_BYTES + shape.floats() * size_of::<f32>()).next_multiple_of(align_of::<RowHead>());
+        const { assert!(align_of::<RowHead>() == align_of::<f32>()) };
+        let stride = HEAD_BYTES + shape.floats() * size_of::<f32>();
         let rows = (CHUNK_BYTES / stride).max(1);
-        Self { shape, stride, chunk_shift: rows.ilog2(), chunks: Vec::new(), used: 0, free: Vec::new() }
+        Self {
+            shape,
+            stride,
+            chunk_shift: rows.ilog2(),
+            chunks: Vec::new(),
+            used: 0,
+            free: Vec::new(),
+            closed_from: u32::MAX,
+        }
     }
 
     #[inline]
@@ -62,8 +66,66 @@ impl Arena {
         self.used as usize * self.stride + self.free.capacity() * size_of::<u32>()
     }
 
+    /// Slots that are free to take a row.
+    pub(super) fn free(&self) -> u32 {
+        // Fits: slots are numbered with u32.
+        self.free.len() as u32
+    }
+
+    pub(super) fn row_bytes(&self) -> usize {
+        self.stride
+    }
+
+    pub(super) fn rows_per_chunk(&self) -> u32 {
+        1 << self.chunk_shift
+    }
+
+    /// The first slot of the last chunk; none when there is only one.
+    pub(super) fn last_chunk(&self) -> Option<u32> {
+        // Fits: every chunk but the last is full of slots, which are numbered with u32.
+        let last = self.chunks.len().checked_sub(1).filter(|last| *last > 0)? as u32;
+        Some(last << self.chunk_shift)
+    }
+
+    /// Slots from `first` on, the last chunk's, take no row any more.
+    pub(super) fn stop_filling(&mut self, first: u32) {
+        if self.closed_from != first {
+            self.closed_from = first;
+            self.free.retain(|number| *number < first);
+        }
+    }
+
+    /// Gives the last chunk back if it takes no rows any more and has none; answers whether it did.
+    pub(super) fn trim(&mut self) -> bool {
+        let first = self.closed_from;
+        while self.used > first && self.head(Slot::from_number(self.used - 1)).is_vacant() {
+            self.used -= 1;
+        }
+        if self.used != first || self.last_chunk() != Some(first) {
+            return false;
+        }
+        self.chunks.pop();
+        self.closed_from = u32::MAX;
+        self.free.shrink_to(2 * self.free.len());
+        true
+    }
+
+    /// Fills the last chunk after all.
+    #[cold]
+    fn fill_again(&mut self) {
+        for number in self.closed_from..self.used {
+            if self.head(Slot::from_number(number)).is_vacant() {
+                self.free.push(number);
+            }
+        }
+        self.closed_from = u32::MAX;
+    }
+
     /// Takes a slot for `key`; its header and floats are zero.
     pub(super) fn allocate(&mut self, key: u64) -> Slot {
+        if self.free.is_empty() && self.closed_from != u32::MAX {
+            self.fill_again();
+        }
         let number = match self.free.pop() {
             Some(number) => number,
             None => {
@@ -82,7 +144,7 @@ impl Arena {
             }
         };
         let slot = Slot::from_number(number);
-        *self.head_mut(slot) = RowHead { key, header: RowHeader::default() };
+        *self.head_mut(slot) = RowHead::new(key);
         slot
     }
 
@@ -90,8 +152,10 @@ impl Arena {
     pub(super) fn release(&mut self, slot: Slot) {
         let (head, floats) = self.row_mut(slot);
         floats.fill(0.0);
-        *head = RowHead { key: 0, header: RowHeader { flags: RowHeader::VACANT, ..RowHeader::default() } };
-        self.free.push(slot.number());
+        *head = RowHead::vacant();
+        if slot.number() < self.closed_from {
+            self.free.push(slot.number());
+        }
     }
 
     #[inline]
@@ -108,7 +172,7 @@ impl Arena {
     /// When the slot is not of this arena.
     #[inline]
     pub(super) fn head(&self, slot: Slot) -> &RowHead {
-        // SAFETY: `pointer` is the start of a row: aligned to 8 (chunks are page-aligned, the stride is a multiple of 8), zeroed
+        // SAFETY: `pointer` is the start of a row: aligned to 4 (chunks are page-aligned, the stride is a multiple of 4), zeroed
         // or written as a RowHead before, and nobody changes it while `self` is borrowed.
         unsafe { &*self.pointer(slot).cast::<RowHead>() }
     }

@@ -79,6 +79,43 @@ impl Bits {
     }
 }
 
+/// Slots by number, at some moment.
+#[derive(Debug, Clone, Default)]
+pub struct SlotSet {
+    words: Vec<u64>,
+}
+
+impl SlotSet {
+    /// Takes a slot out; answers whether it was in.
+    #[inline]
+    pub fn take(&mut self, number: u32) -> bool {
+        let Some(word) = self.words.get_mut((number / WORD_BITS) as usize) else { return false };
+        let bit = 1 << (number % WORD_BITS);
+        let was_in = *word & bit != 0;
+        *word &= !bit;
+        was_in
+    }
+
+    /// Takes out the lowest slots, `slots_max` of them at the most, looking from slot `from` on. Answers them, and where to go
+    /// on from; `None` when nothing is left behind.
+    pub fn take_some(&mut self, from: u32, slots_max: usize) -> (Vec<u32>, Option<u32>) {
+        let mut taken = Vec::new();
+        let first = (from / WORD_BITS) as usize;
+        for (offset, word) in self.words.iter_mut().skip(first).enumerate() {
+            // Fits: slots are numbered with u32.
+            let number = (first + offset) as u32 * WORD_BITS;
+            if taken.len() >= slots_max {
+                return (taken, Some(number));
+            }
+            while *word != 0 {
+                taken.push(number + word.trailing_zeros());
+                *word &= *word - 1;
+            }
+        }
+        (taken, None)
+    }
+}
+
 /// The two generations.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
@@ -148,6 +185,15 @@ impl Dirty {
     #[inline]
     pub(super) fn copied(&self, number: u32) {
         self.current.clear(number);
+    }
+
+    /// Both generations.
+    pub(super) fn both(&self) -> SlotSet {
+        let longer = self.current.words.len().max(self.flushing.words.len());
+        let word = |bits: &Bits, number: usize| bits.words.get(number).map_or(0, |word| word.load(Relaxed));
+        let words: Vec<u64> =
+            (0..longer).map(|number| word(&self.current, number) | word(&self.flushing, number)).collect();
+        SlotSet { words }
     }
 
     /// The flush is durable: what changed since its copy stays `current`.

@@ -57,7 +57,7 @@ impl Table {
         }
         let next = self.dirty.flushing_from(cursor.next, slots_max, |number| {
             let slot = Slot::from_number(number);
-            rows.push(DirtyRow { key: self.arena.head(slot).key, slot });
+            rows.push(DirtyRow { key: self.arena.head(slot).key(), slot });
         });
         match next {
             Some(next) => cursor.next = next,
@@ -78,8 +78,8 @@ impl Table {
                 continue;
             }
             let (head, floats) = self.arena.row(row.slot);
-            if head.key == row.key {
-                copy(head.key, head.header, floats);
+            if head.key() == row.key {
+                copy(head.key(), head.header(), floats);
                 self.dirty.copied(row.slot.number());
             }
         }

@@ -58,7 +58,7 @@ impl Index {
     #[inline]
     pub(super) fn find(&self, key: u64, arena: &Arena) -> Option<Slot> {
         let hash = self.hash(key);
-        self.segment(hash)?.find(hash, |slot| arena.head(slot).key == key)
+        self.segment(hash)?.find(hash, |slot| arena.head(slot).key() == key)
     }
 
     /// Adds a key that is not there.
@@ -89,8 +89,10 @@ impl Index {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let buckets: usize = self.segments.iter().map(|segment| segment.bucket_count() as usize).sum();
-        buckets * size_of::<Bucket>()
+        // All but the first have one size.
+        let first = self.segments.first().map_or(0, |segment| segment.bucket_count() as usize);
+        let others = self.segments.len().saturating_sub(1) * SEGMENT_BUCKETS as usize;
+        (first + others) * size_of::<Bucket>()
             + self.directory.capacity() * size_of::<u32>()
             + self.segments.capacity() * size_of::<Segment>()
     }
@@ -132,7 +134,7 @@ impl Index {
         self.segments.push(segment);
 
         // The segment's neighbours in the directory: the second half of them goes to the new one.
-        let Some(hash) = slots.first().map(|&slot| self.hash(arena.head(slot).key)) else { return };
+        let Some(hash) = slots.first().map(|&slot| self.hash(arena.head(slot).key())) else { return };
         let neighbours = 1 << (self.depth - depth);
         let first = hash.directory(self.depth) & !(neighbours - 1);
         // Fits: rows number fewer than 2^32, and so do segments.
@@ -162,7 +164,7 @@ impl Index {
             if let Some(&ahead) = slots.get(position + AHEAD) {
                 arena.prefetch_head(ahead);
             }
-            let hash = self.hash(arena.head(slot).key);
+            let hash = self.hash(arena.head(slot).key());
             let number = self.directory[hash.directory(self.depth)] as usize;
             self.segments[number].insert(hash, slot);
         }

@@ -3,7 +3,7 @@
 //! A batch goes through three passes, each over all keys, so that the waits for memory overlap:
 //! 1. hash, and ask for the key's bucket;
 //! 2. compare tags in the bucket, and ask for all lines of the row that is likely the one;
-//! 3. compare the row's key. The rare key that was elsewhere (another row with the same tag, a bucket that overflowed) is
+//! 3. compare the row's key, and count the use (`residency`). The rare key that was elsewhere (another row with the same tag, a bucket that overflowed) is
 //!    searched by itself.
 //!
 //! Not here: reading or changing the rows.
@@ -64,7 +64,7 @@ impl Table {
         }
         for (position, (found, &key)) in slots[first..].iter_mut().zip(keys).enumerate() {
             let wrong = match *found {
-                Some(slot) => self.arena.head(slot).key != key,
+                Some(slot) => self.arena.head(slot).key() != key,
                 None => elsewhere >> position & 1 == 1,
             };
             if wrong {
@@ -72,6 +72,9 @@ impl Table {
                 if let Some(slot) = *found {
                     self.arena.prefetch(slot, floats);
                 }
+            }
+            if let Some(slot) = *found {
+                self.residency.used(slot);
             }
         }
     }

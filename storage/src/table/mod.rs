@@ -17,10 +17,11 @@
 //! Invariants:
 //! - every key in the index has exactly one slot, and the row there carries that key;
 //! - a row changed after its copy stays dirty; rows of a failed flush are dirty again (`dirty`);
-//! - only clean tombstones leave memory, so a slot owed by a flush is never given to another key;
+//! - only clean rows leave memory, so a slot owed by a flush is never given to another key, and what is not in memory is on disk
+//!   as it is (`residency`);
 //! - `len() + tombstones()` is the number of keys in the index.
 //!
-//! Not here: what rows mean, RocksDB (`rocks`), locks.
+//! Not here: what rows mean, RocksDB (`rocks`), locks, how much memory there is.
 
 mod arena;
 mod bucket;
@@ -30,19 +31,23 @@ mod flush;
 mod hash;
 mod index;
 mod lookup;
+mod residency;
 mod row;
 mod segment;
 mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use dirty::SlotSet;
 pub use flush::{DirtyRow, FlushCursor};
+pub use residency::{AllDepartures, Departures};
 pub use row::{RowHeader, RowMut, RowRef, RowShape};
 pub use slot::Slot;
 
 use arena::Arena;
 use dirty::Dirty;
 use index::Index;
+use residency::Residency;
 
 /// Rows of one table in one replica. See the [module](self).
 #[derive(Debug)]
@@ -54,13 +59,16 @@ pub struct Table {
     entries: u64,
     /// Of them, those whose row is a tombstone.
     tombstones: u64,
+    /// Rows made, less rows removed, since this table was opened: those that came from the disk do not count.
+    live_changes: i64,
+    residency: Residency,
 }
 
 impl Table {
     /// Rows looked up together: what [`Table::find_batch`] keeps in flight, and a good size for callers' own batches.
     pub const BATCH: usize = 128;
 
-    /// An empty table; takes no memory for rows yet.
+    /// An empty table; takes no memory for rows yet. It is whole: there is no row on disk either.
     #[must_use]
     pub fn new(shape: RowShape) -> Self {
         Self {
@@ -69,7 +77,15 @@ impl Table {
             dirty: Dirty::default(),
             entries: 0,
             tombstones: 0,
+            live_changes: 0,
+            residency: Residency::new(true),
         }
+    }
+
+    /// A table whose rows are all on disk, if there are any: they come to memory one by one ([`Table::load`]).
+    #[must_use]
+    pub fn on_disk(shape: RowShape) -> Self {
+        Self { residency: Residency::new(false), ..Self::new(shape) }
     }
 
     /// What its rows look like.
@@ -79,13 +95,20 @@ impl Table {
         self.arena.shape()
     }
 
-    /// Live rows: tombstones do not count.
+    /// Live rows in memory: tombstones do not count.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.entries - self.tombstones
     }
 
-    /// Whether there is no live row.
+    /// Rows made, less rows removed, since the table was opened: with a count of all rows as of some moment, the count as of
+    /// now.
+    #[must_use]
+    pub fn live_changes(&self) -> i64 {
+        self.live_changes
+    }
+
+    /// Whether there is no live row in memory.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -100,7 +123,14 @@ impl Table {
     /// Memory taken by rows, index and dirty bits.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.arena.bytes() + self.index.bytes() + self.dirty.bytes()
+        self.arena.bytes() + self.index.bytes() + self.dirty.bytes() + self.residency.bytes()
+    }
+
+    /// About what one more row takes: its record, its place in the index and its bookkeeping.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        const BESIDE_THE_RECORD: usize = 12;
+        self.arena.row_bytes() + BESIDE_THE_RECORD
     }
 
     /// The row in a slot.
@@ -111,7 +141,7 @@ impl Table {
     #[must_use]
     pub fn row(&self, slot: Slot) -> RowRef<'_> {
         let (head, floats) = self.arena.row(slot);
-        RowRef { header: &head.header, floats, dim: self.arena.shape().dim as usize }
+        RowRef { header: head.header(), floats, dim: self.arena.shape().dim as usize }
     }
 
     /// The row in a slot, to change: it is dirty from here on.
@@ -123,19 +153,23 @@ impl Table {
         self.dirty.mark(slot.number());
         let dim = self.arena.shape().dim as usize;
         let (head, floats) = self.arena.row_mut(slot);
+        let header = head.header();
         RowMut {
-            was_tombstone: head.header.is_tombstone(),
-            header: &mut head.header,
+            was_tombstone: header.is_tombstone(),
+            header,
+            head,
             floats,
             dim,
             tombstones: &mut self.tombstones,
+            live_changes: &mut self.live_changes,
         }
     }
 
     /// Makes a row of zeros for an absent key, dirty. A key that is there keeps its row, which becomes dirty: so a batch may
     /// insert the same key twice.
     pub fn insert(&mut self, key: u64) -> Slot {
-        let slot = self.entry(key).0;
+        let (slot, fresh) = self.entry(key);
+        self.live_changes += i64::from(fresh);
         self.dirty.mark(slot.number());
         slot
     }
@@ -147,7 +181,7 @@ impl Table {
         let (slot, fresh) = self.entry(key);
         if fresh {
             let (head, own) = self.arena.row_mut(slot);
-            head.header = RowHeader { flags: header.flags & !RowHeader::VACANT, ..header };
+            head.set_header(header);
             for (own, loaded) in own.iter_mut().zip(floats) {
                 *own = *loaded;
             }
@@ -156,16 +190,18 @@ impl Table {
         fresh
     }
 
-    /// Drops a tombstone for good; answers whether it did. Live rows, rows not flushed yet and absent keys stay as they are.
+    /// Lets go of a tombstone, also of a whole table: a tombstone on disk is as good as none. Answers whether it did. Live rows,
+    /// rows not flushed yet and absent keys stay as they are.
     pub fn remove_entry(&mut self, key: u64) -> bool {
         let Some(slot) = self.find_slot(key) else { return false };
-        if !self.arena.head(slot).header.is_tombstone() || !self.dirty.is_clean(slot.number()) {
+        if !self.arena.head(slot).header().is_tombstone() || !self.dirty.is_clean(slot.number()) {
             return false;
         }
         self.index.remove(key, slot);
         self.arena.release(slot);
         self.entries -= 1;
         self.tombstones -= 1;
+        self.residency.departed(key);
         true
     }
 
@@ -183,16 +219,16 @@ impl Table {
             return None;
         }
         let (head, floats) = self.arena.row(Slot::from_number(number));
-        (head.header.flags & RowHeader::VACANT == 0).then(|| {
-            let row = RowRef { header: &head.header, floats, dim: self.arena.shape().dim as usize };
-            (head.key, row)
+        (!head.is_vacant()).then(|| {
+            let row = RowRef { header: head.header(), floats, dim: self.arena.shape().dim as usize };
+            (head.key(), row)
         })
     }
 
-    /// Forgets every row and gives the memory back. A running flush then owes nothing, and slots handed out before are void.
-    /// That flush's run lacks rows which the log has until it clears them: its `complete_at` must reach the entry that did.
-    pub fn clear(&mut self) {
-        *self = Self::new(self.arena.shape());
+    /// Slots whose rows are dirty, or owed by a running flush: the rows that the disk does not have as they are.
+    #[must_use]
+    pub fn unflushed(&self) -> SlotSet {
+        self.dirty.both()
     }
 
     fn entry(&mut self, key: u64) -> (Slot, bool) {
@@ -200,6 +236,7 @@ impl Table {
             return (slot, false);
         }
         let slot = self.arena.allocate(key);
+        self.residency.arrived(slot);
         self.index.insert(key, slot, &self.arena);
         self.entries += 1;
         (slot, true)

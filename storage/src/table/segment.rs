@@ -3,7 +3,7 @@
 //! Invariants:
 //! - an entry is in its own bucket or in a later one with every bucket between full when it came, and every bucket it passed
 //!   counts it (`overflow`): so a search ends at the first bucket that nothing passed;
-//! - at most 5/6 of the places are taken, so there is always a free one.
+//! - at most 14/15 of the places are taken, so there is always a free one.
 //!
 //! Not here: which segment a key belongs to, splitting (`index`).
 
@@ -48,7 +48,7 @@ impl Segment {
 
     #[inline]
     pub(super) fn is_crowded(&self) -> bool {
-        self.entries >= self.bucket_count() * Bucket::PLACES as u32 / 6 * 5
+        self.entries >= self.bucket_count() * Bucket::PLACES as u32 / 15 * 14
     }
 
     #[inline]
@@ -100,7 +100,7 @@ impl Segment {
     /// Adds an entry; the segment must not be crowded and the key not be there.
     pub(super) fn insert(&mut self, hash: KeyHash, slot: Slot) {
         let mut number = hash.bucket(self.mask);
-        // Ends: a sixth of the places is free.
+        // Ends: some of the places are free.
         while self.bucket(number).is_full() {
             self.bucket_mut(number).pass();
             number = number.wrapping_add(1);

@@ -24,7 +24,12 @@ enum Step {
     CopySome(usize),
     CommitFlush,
     AbortFlush,
-    Clear,
+    /// Rows to let go of, slots to look at.
+    Evict(u32, u32),
+    GiveBack,
+    /// A row is read from disk; it may be taken in later.
+    ReadAbsent(u64),
+    TakeIn,
 }
 
 fn keys() -> impl Strategy<Value = u64> {
@@ -49,7 +54,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (1..20_usize).prop_map(Step::CopySome),
         2 => Just(Step::CommitFlush),
         1 => Just(Step::AbortFlush),
-        1 => Just(Step::Clear),
+        4 => (1..8_u32, 1..30_u32).prop_map(|(rows, slots)| Step::Evict(rows, slots)),
+        1 => Just(Step::GiveBack),
+        4 => keys().prop_map(Step::ReadAbsent),
+        4 => Just(Step::TakeIn),
     ];
     prop::collection::vec(step, 0..if cfg!(miri) { 60 } else { 400 })
 }
@@ -66,6 +74,9 @@ struct World {
     /// Rows that it has copied.
     copied: BTreeMap<u64, Content>,
     clock: u64,
+    /// Read from disk while their keys were absent.
+    read: Vec<(u64, Departures, Content)>,
+    live_changes: i64,
 }
 
 impl World {
@@ -79,6 +90,8 @@ impl World {
             owed: Vec::new(),
             copied: BTreeMap::new(),
             clock: 0,
+            read: Vec::new(),
+            live_changes: 0,
         }
     }
 
@@ -89,9 +102,11 @@ impl World {
         };
         let mut row = self.table.row_mut(slot);
         change(&mut row);
-        let content = (*row.header(), row.floats_mut().to_vec());
+        let content = (row.header(), row.floats_mut().to_vec());
         drop(row);
-        self.rows.insert(key, content);
+        let is_live = i64::from(!content.0.is_tombstone());
+        let was = self.rows.insert(key, content);
+        self.live_changes += is_live - was.map_or(0, |(header, _)| i64::from(!header.is_tombstone()));
         self.current.insert(key);
     }
 
@@ -103,6 +118,7 @@ impl World {
                 let slot = self.table.insert(key);
                 self.current.insert(key);
                 let fresh = (RowHeader::default(), vec![0.0; SHAPE.floats()]);
+                self.live_changes += i64::from(!self.rows.contains_key(&key));
                 let expected = self.rows.entry(key).or_insert(fresh);
                 assert_eq!(content(&self.table.row(slot)), *expected);
             }
@@ -185,14 +201,44 @@ impl World {
                 self.owed.clear();
                 self.copied.clear();
             }
-            Step::Clear => {
-                self.table.clear();
-                self.rows.clear();
-                self.disk.clear();
-                self.current.clear();
-                self.flushing.clear();
-                self.copied.clear();
+            Step::Evict(rows, slots) => {
+                let mut left = Vec::new();
+                let evicted = self.table.evict(rows, slots, |_, key, row| left.push((key, content(&row))));
+                assert_eq!(evicted as usize, left.len());
+                assert!(evicted <= rows);
+                self.leave(left);
             }
+            Step::GiveBack => {
+                let mut left = Vec::new();
+                self.table.give_back(u32::MAX, |_, key, row| left.push((key, content(&row))));
+                self.leave(left);
+            }
+            Step::ReadAbsent(key) => {
+                // What the disk has is the row's content only when nothing of it is in memory.
+                if !self.rows.contains_key(&key)
+                    && let Some(content) = self.disk.get(&key)
+                {
+                    self.read.push((key, self.table.departures(key), content.clone()));
+                }
+            }
+            Step::TakeIn => {
+                if let Some((key, seen, content)) = self.read.pop()
+                    && self.table.load_absent(key, seen, content.0, &content.1)
+                {
+                    assert_eq!(self.disk.get(&key), Some(&content), "an old row was taken in");
+                    self.rows.insert(key, content);
+                }
+            }
+        }
+    }
+
+    /// Rows left memory: the disk has them as they were.
+    fn leave(&mut self, left: Vec<(u64, Content)>) {
+        for (key, content) in left {
+            assert!(!self.current.contains(&key) && !self.flushing.contains(&key), "it was dirty");
+            assert_eq!(self.disk.get(&key), Some(&content));
+            assert!(content.0.is_tombstone() || !self.table.is_whole());
+            assert_eq!(self.rows.remove(&key), Some(content));
         }
     }
 
@@ -200,6 +246,13 @@ impl World {
         let tombstones = self.rows.values().filter(|(header, _)| header.is_tombstone()).count() as u64;
         assert_eq!(self.table.tombstones(), tombstones);
         assert_eq!(self.table.len(), self.rows.len() as u64 - tombstones);
+        assert_eq!(self.table.live_changes(), self.live_changes);
+        assert_eq!(self.table.resident(), self.rows.len() as u64);
+        let (mut unflushed, mut expected) = (self.table.unflushed(), HashSet::new());
+        for key in self.current.union(&self.flushing) {
+            expected.insert(self.table.find_slot(*key).unwrap().number());
+        }
+        assert_eq!(unflushed.take_some(0, usize::MAX).0.into_iter().collect::<HashSet<_>>(), expected);
         assert_eq!(self.table.dirty_rows(), self.current.len() as u64);
         assert_eq!(self.table.flushing_rows(), self.flushing.len() as u64);
         for (key, expected) in &self.rows {
@@ -219,7 +272,7 @@ impl World {
 
 fn content(row: &RowRef<'_>) -> Content {
     assert_eq!((row.weights().len(), row.state().len()), (3, 2));
-    (*row.header(), row.floats().to_vec())
+    (row.header(), row.floats().to_vec())
 }
 
 fn batches_equal_singles(table: &Table, keys: &[u64]) {
@@ -231,7 +284,7 @@ fn batches_equal_singles(table: &Table, keys: &[u64]) {
     table.visit(keys, |position, row| {
         assert_eq!(position, visited);
         let single = table.find(keys[position]);
-        assert_eq!(row.map(|row| *row.header()), single.map(|row| *row.header()));
+        assert_eq!(row.map(|row| row.header()), single.map(|row| row.header()));
         visited += 1;
     });
     assert_eq!(visited, keys.len());
@@ -360,9 +413,8 @@ fn a_row_changed_after_its_copy_stays_dirty_and_a_failed_flush_gives_all_back() 
 
 #[cfg(not(miri))]
 #[test]
-fn a_row_costs_at_most_40_bytes_beside_its_floats() {
-    // An odd number of floats is padded by 4 bytes.
-    for (dim, state, allowed) in [(16, 16, 40.0), (64, 64, 40.0), (9, 0, 44.0)] {
+fn a_row_costs_at_most_32_bytes_beside_its_floats() {
+    for (dim, state) in [(16, 16), (64, 64), (9, 0)] {
         let shape = RowShape { dim, state };
         let mut table = Table::new(shape);
         let mut key = 0_u64;
@@ -378,7 +430,7 @@ fn a_row_costs_at_most_40_bytes_beside_its_floats() {
             (sum, count) = (sum + overhead, count + 1.0);
         }
         println!("{shape:?}: at most {worst:.1} bytes, {:.1} in the mean", sum / count);
-        assert!(worst <= allowed, "{shape:?}: {worst}");
+        assert!(worst <= 32.0, "{shape:?}: {worst}");
     }
 }
 
@@ -390,7 +442,95 @@ fn slots_of_another_table_do_not_reach_memory() {
     let mut small = Table::new(SHAPE);
     small.insert(1);
     assert!(std::panic::catch_unwind(|| small.row(slot).header().version).is_err());
-    large.clear();
-    assert!(std::panic::catch_unwind(|| large.row(slot).header().version).is_err());
-    assert_eq!((large.len(), large.slots(), large.find(3).is_none()), (0, 0, true));
+}
+
+/// A table of flushed rows, `rows` of them.
+fn clean_table(shape: RowShape, rows: u64) -> Table {
+    let mut table = Table::new(shape);
+    for key in 0..rows {
+        let slot = table.insert(key);
+        table.row_mut(slot).weights_mut().fill(key as f32);
+    }
+    table.begin_flush();
+    table.commit_flush();
+    table
+}
+
+#[test]
+fn rows_in_use_outlast_rows_read_once() {
+    let mut table = clean_table(SHAPE, 100);
+    assert_eq!(table.evict(0, u32::MAX, |_, _, _| {}), 0);
+    let hot: Vec<u64> = (0..100).step_by(10).collect();
+    for _ in 0..5 {
+        table.visit(&hot, |_, row| assert!(row.is_some()));
+    }
+    let mut left = Vec::new();
+    for _ in 0..2 {
+        table.evict(u32::MAX, u32::MAX, |_, key, _| left.push(key));
+    }
+    assert_eq!(left.len(), 90);
+    assert!(hot.iter().all(|key| !left.contains(key)));
+    // Unused, they leave in turn.
+    for _ in 0..2 {
+        table.evict(u32::MAX, u32::MAX, |_, _, _| {});
+    }
+    assert_eq!((table.resident(), table.free_slots(), table.is_whole()), (0, 100, false));
+}
+
+#[test]
+fn dirty_rows_never_leave() {
+    let mut table = clean_table(SHAPE, 10);
+    let slot = table.find_slot(3).unwrap();
+    table.row_mut(slot).header_mut().version = 1;
+    assert_eq!(table.evict(u32::MAX, u32::MAX, |_, _, _| {}), 9);
+    table.begin_flush();
+    assert_eq!(table.evict(u32::MAX, u32::MAX, |_, _, _| {}), 0, "owed by the flush");
+    table.abort_flush();
+    assert_eq!(table.evict(u32::MAX, u32::MAX, |_, _, _| {}), 0);
+    assert!(table.find(3).is_some());
+}
+
+#[test]
+fn a_row_read_before_its_key_left_is_not_taken_in() {
+    let mut table = clean_table(SHAPE, 1);
+    table.evict(1, u32::MAX, |_, _, _| {});
+    let seen = table.departures(0);
+    // Meanwhile it comes in, changes, is flushed and leaves again.
+    assert!(table.load_absent(0, seen, RowHeader::default(), &[0.0; 5]));
+    let slot = table.find_slot(0).unwrap();
+    table.row_mut(slot).weights_mut().fill(9.0);
+    table.begin_flush();
+    table.commit_flush();
+    assert!(!table.load_absent(0, seen, RowHeader::default(), &[0.0; 5]), "it is there");
+    table.evict(1, u32::MAX, |_, _, _| {});
+    assert!(!table.load_absent(0, seen, RowHeader::default(), &[0.0; 5]), "what was read is old");
+    assert!(table.load_absent(0, table.departures(0), RowHeader::default(), &[9.0; 5]));
+}
+
+#[cfg(not(miri))]
+#[test]
+fn memory_is_given_back_a_piece_at_a_time() {
+    let shape = RowShape { dim: 1000, state: 0 };
+    let mut table = clean_table(shape, 3 * 4096);
+    let piece = u64::from(table.slots_per_piece());
+    assert!(piece * 2 < 3 * 4096, "several pieces");
+    let before = table.memory_bytes();
+    // A dirty row keeps its piece.
+    let last = table.find_slot(3 * 4096 - 1).unwrap();
+    table.row_mut(last).header_mut().version = 1;
+    assert!(!table.give_back(u32::MAX, |_, _, _| {}));
+    assert!(table.find(3 * 4096 - 1).is_some());
+    table.begin_flush();
+    table.commit_flush();
+    assert!(table.give_back(u32::MAX, |_, _, _| {}));
+    assert!(table.memory_bytes() < before);
+    // What is left is as it was, and there is room for new rows.
+    assert_eq!(table.find(7).unwrap().weights()[0], 7.0);
+    for key in 1_000_000..1_010_000 {
+        let slot = table.insert(key);
+        assert!(table.row(slot).weights().iter().all(|weight| *weight == 0.0));
+    }
+    assert_eq!(table.find(7).unwrap().weights()[999], 7.0);
+    while table.give_back(u32::MAX, |_, _, _| {}) {}
+    assert_eq!(table.find(1_000_001).unwrap().weights(), [0.0; 1000], "dirty rows stay");
 }

@@ -57,6 +57,10 @@ pub struct Counts {
     pub pulls: AtomicU64,
     /// Starts at which rows on disk were ahead of `replay_from`.
     pub fuzzy_starts: AtomicU64,
+    /// Rows that left memory.
+    pub let_go: AtomicU64,
+    /// Warm-ups that ran.
+    pub warm_ups: AtomicU64,
 }
 
 impl Counts {
@@ -119,8 +123,8 @@ impl Machine for Shard {
         if state.complete_at > state.replay_from.map_or(0, |at| at.index) {
             Counts::add(&place.shared.counts.fuzzy_starts);
         }
-        let options = ShardOptions { range: KeyRange::ALL, scrub_waker: None };
-        let machine = ShardMachine::open(options, store).expect("the store fits together");
+        let machine =
+            ShardMachine::open(ShardOptions::new(KeyRange::ALL), store).expect("the store fits together");
         Arc::new(Self {
             node: place.node,
             machine: Mutex::new(Some(Arc::new(machine))),
@@ -254,6 +258,22 @@ impl Shard {
             && let Some((index, digest)) = machine.digest()
         {
             self.compare(index, false, digest.to_u128());
+        }
+    }
+
+    /// Lets go of some rows of each table that are on disk.
+    pub fn let_go(&self, rows: u64) {
+        let Some(machine) = self.machine() else { return };
+        let gone = machine.rows().let_go(rows as u32);
+        self.counts.let_go.fetch_add(gone, Ordering::Relaxed);
+    }
+
+    /// Brings all rows to memory, once a start.
+    pub fn warm_up(&self) {
+        let Some(machine) = self.machine() else { return };
+        if machine.warm_up() {
+            machine.run_scans();
+            Counts::add(&self.counts.warm_ups);
         }
     }
 

@@ -14,7 +14,7 @@ use clap::{Parser, ValueEnum};
 use evershard::{Client, ClientOptions, Error, Table, definition};
 use hdrhistogram::Histogram;
 use tokio::sync::Barrier;
-use workload::Workload;
+use workload::{Draws, Workload};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -45,6 +45,12 @@ struct Args {
     /// Rows of the table.
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
+    /// Exponent of Zipf's law, by which ids are drawn; 0: all are equally likely.
+    #[arg(long, default_value_t = 1.05)]
+    zipf: f64,
+    /// Batches of 4096 ids that differ, before a worker begins anew: enough of them touch every row.
+    #[arg(long, default_value_t = 32)]
+    batches: usize,
     /// One JSON line a figure instead of a table.
     #[arg(long)]
     json: bool,
@@ -136,11 +142,12 @@ async fn measure(args: &Args, name: &str, case: Case, workers: usize) -> Result<
     let mut running = Vec::new();
     for rank in 0..workers {
         let (endpoints, name, gate) = (args.endpoints.clone(), name.to_string(), gate.clone());
-        let (seconds, rows) = (args.seconds, args.rows);
+        let seconds = args.seconds;
+        let draws = Draws { rows: args.rows, zipf: args.zipf, batches: args.batches };
         running.push(tokio::spawn(async move {
             let client = Client::connect(&endpoints, ClientOptions::default()).await?;
             let table = client.table(&name).await?;
-            let workload = Workload::new(rank as u64, rows, DIM);
+            let workload = Workload::new(rank as u64, draws, DIM);
             let mut out = vec![0.0; workload::BATCH * DIM];
             for batch in workload.batches.iter().take(3) {
                 once(&table, case, batch, &workload.gradients, &mut out).await?;

@@ -76,7 +76,14 @@ impl AdminService for FakeNode {
                 flushed: 6,
                 digest,
                 digest_index: 8,
-                tables: vec![pb::TableCount { table: 3, rows: 100, memory_bytes: 1 << 20 }],
+                tables: vec![pb::TableCount {
+                    table: 3,
+                    rows: 100,
+                    memory_bytes: 1 << 20,
+                    resident: 100,
+                    overhead_bytes: 3200,
+                    uncounted: false,
+                }],
                 leader_node: 1,
                 ..Default::default()
             }],

@@ -213,3 +213,59 @@ fn a_run_that_is_dropped_leaves_nothing() {
     assert_eq!(names(&directory.join("runs")), [""; 0]);
     assert_eq!(rows(&store), []);
 }
+
+#[test]
+fn compaction_forgets_the_tombstones_that_replay_is_past() {
+    let (folder, shared) = (TempDir::new().unwrap(), shared());
+    let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();
+    flush(&store, 1, &[(1, 1, 1.0), (1, 2, 1.0), (1, 3, 1.0)]);
+    let mut run = store.begin_run().unwrap();
+    run.put(1, 1, tombstone(2), &[0.0, 0.0]).unwrap();
+    run.put(1, 2, tombstone(9), &[0.0, 0.0]).unwrap();
+    store.commit(run, 9, state(2)).unwrap();
+    // Enough runs over the whole range for a compaction; the row under the first tombstone must not come back.
+    let expected = [(1, 2, tombstone(9), vec![]), row(1, 3, 1, 1.0)];
+    for version in 10..200 {
+        let mut run = store.begin_run().unwrap();
+        run.put(1, 0, header(version), &[7.0, -7.0]).unwrap();
+        run.put(1, 9, header(version), &[7.0, -7.0]).unwrap();
+        store.commit(run, version, state(2)).unwrap();
+        let found: Vec<Row> = rows(&store).into_iter().filter(|row| (1..=3).contains(&row.1)).collect();
+        if found == expected {
+            assert!(store.metrics().compacted_bytes > 0);
+            return;
+        }
+        assert_eq!(found, [&[(1, 1, tombstone(2), vec![])][..], &expected[..]].concat());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("the old tombstone is still there after two hundred runs");
+}
+
+#[test]
+fn a_scan_sees_what_was_committed_before_it_opened() {
+    let (folder, shared) = (TempDir::new().unwrap(), shared());
+    let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();
+    assert!(!store.has_rows(1).unwrap());
+    flush(&store, 1, &[(1, 1, 1.0), (1, 2, 1.0)]);
+    assert!(store.has_rows(1).unwrap() && !store.has_rows(0).unwrap() && !store.has_rows(2).unwrap());
+    let mut seen = Vec::new();
+    let opened = || flush(&store, 2, &[(1, 1, 2.0), (1, 3, 2.0)]);
+    store
+        .scan_rows(opened, |_, key, header, _| {
+            seen.push((key, header.version));
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(seen, [(1, 1), (2, 1)]);
+    seen.clear();
+    store
+        .scan_rows(
+            || (),
+            |_, key, header, _| {
+                seen.push((key, header.version));
+                std::ops::ControlFlow::Break(())
+            },
+        )
+        .unwrap();
+    assert_eq!(seen, [(1, 2)]);
+}

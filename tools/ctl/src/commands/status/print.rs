@@ -75,7 +75,7 @@ impl ClusterView {
                     view.name.clone(),
                     view.kind.clone(),
                     view.dim.to_string(),
-                    view.rows.to_string(),
+                    if view.counted { view.rows.to_string() } else { format!("{}+", view.rows) },
                     bytes(view.memory_bytes),
                 ]
             }),

@@ -91,8 +91,14 @@ pub(crate) struct TableView {
     pub(crate) dim: u32,
     /// As the leaders count them.
     pub(crate) rows: u64,
+    /// False while replicas that were started lately count their rows: there are at least `rows`.
+    pub(crate) counted: bool,
     /// Over all replicas that answered.
     pub(crate) memory_bytes: u64,
+    /// Rows in memory, over all replicas.
+    pub(crate) resident: u64,
+    /// What a row in memory takes beside its floats.
+    pub(crate) overhead_bytes_per_row: f64,
 }
 
 impl ClusterView {
@@ -229,16 +235,23 @@ impl TableView {
             let status = account(answers, node, group)?;
             status.tables.iter().find(|count| count.table == table.number)
         };
-        let mut rows = 0;
-        let mut memory_bytes = 0;
+        let (mut rows, mut counted, mut memory_bytes, mut resident, mut overhead_bytes) = (0, true, 0, 0, 0);
         for shard in shards {
             let counts = shard.replicas.iter().filter_map(|replica| count(replica.node, shard.group));
-            memory_bytes += counts.clone().map(|count| count.memory_bytes).sum::<u64>();
-            // Without a leader, whoever has most is nearest to the truth.
-            rows += match shard.leader.and_then(|leader| count(leader, shard.group)) {
-                Some(count) => count.rows,
-                None => counts.map(|count| count.rows).max().unwrap_or(0),
-            };
+            for count in counts.clone() {
+                memory_bytes += count.memory_bytes;
+                resident += count.resident;
+                overhead_bytes += count.overhead_bytes;
+            }
+            // The leader's count; while it has none, another's; else whoever has most is nearest to the truth.
+            let led = shard.leader.and_then(|leader| count(leader, shard.group));
+            match led.into_iter().chain(counts.clone()).find(|count| !count.uncounted) {
+                Some(count) => rows += count.rows,
+                None => {
+                    counted &= counts.clone().next().is_none();
+                    rows += counts.map(|count| count.rows).max().unwrap_or(0);
+                }
+            }
         }
         let definition = table.definition.clone().unwrap_or_default();
         let kind = match definition.kind() {
@@ -251,7 +264,10 @@ impl TableView {
             kind: kind.to_owned(),
             dim: definition.dim,
             rows,
+            counted,
             memory_bytes,
+            resident,
+            overhead_bytes_per_row: if resident == 0 { 0.0 } else { overhead_bytes as f64 / resident as f64 },
         }
     }
 }

@@ -1,0 +1,163 @@
+"""Figures of the durable core: `make bench-storage`.
+
+- budget: pull, push and step of one node (R = 1, fsync) when 100, 50, 20 and 10 % of a table's rows fit its memory budget, with ids
+  drawn from Zipf 1.05 and uniformly; memory a row; disk bytes written per pushed byte.
+- restart: from the start of the process of a killed node to its first answered pull, for tables of several sizes.
+
+Rates are medians of several runs by `bin/evershard-bench`, over real sockets, against `bin/evershard dev`. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+BIN = pathlib.Path(__file__).resolve().parents[2] / "bin"
+DIM = 64
+# Adagrad: weights, accumulators, and what a row has beside its floats.
+ROW_BYTES = 2 * DIM * 4 + 36
+
+
+class Dev:
+    """A cluster of one node in a folder."""
+
+    def __init__(self, folder: pathlib.Path, shards: int, *flags: str):
+        self.folder = folder
+        command = [BIN / "evershard", "dev", "--nodes", "1", "--shards", str(shards), "--dir", folder]
+        self.process = subprocess.Popen(
+            [*map(str, command), "--", *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for line in self.process.stdout:
+            if line.strip() == "ready":
+                return
+        raise SystemExit(f"the cluster in {folder} did not start; see {folder}/node-1/log")
+
+    @property
+    def endpoints(self) -> str:
+        return (self.folder / "endpoints").read_text().strip()
+
+    @property
+    def pid(self) -> int:
+        return int((self.folder / "node-1" / "pid").read_text())
+
+    def metrics(self) -> dict[str, float]:
+        """Sums over labels, and each part of what was written."""
+        log = (self.folder / "node-1" / "log").read_text()
+        http = re.findall(r"http[\"=: ]+(127\.0\.0\.1:\d+)", re.sub(r"\x1b\[[0-9;]*m", "", log))[-1]
+        found: dict[str, float] = {}
+        for line in urllib.request.urlopen(f"http://{http}/metrics").read().decode().splitlines():
+            if not line.startswith("#") and " " in line:
+                name, value = line.rsplit(" ", 1)
+                for key in {name, name.split("{")[0]}:
+                    found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+    def rss(self) -> int:
+        status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) << 10
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(60)
+
+
+def bench(dev: Dev, rows: int, zipf: float, cases: str, seconds: float, repeats: int) -> list[dict]:
+    command = [BIN / "evershard-bench", "--endpoints", dev.endpoints, "--workers", "1", "--cases", cases]
+    command += ["--rows", rows, "--zipf", zipf, "--batches", 2000, "--seconds", seconds, "--repeats", repeats, "--json"]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def show_table(dev: Dev) -> dict:
+    command = [BIN / "evershardctl", "--endpoints", dev.endpoints, "--output", "json", "table", "show", "bench-adagrad"]
+    return json.loads(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def budget(args, folder: pathlib.Path) -> None:
+    print(f"budget: {args.rows} rows x {DIM} Adagrad, R = 1, fsync, 1 worker; rates in thousand rows/s")
+    print(f"{'in memory':>9} {'zipf':>5} {'pull':>8} {'push':>8} {'step':>8} {'B/row':>6} {'RSS MiB':>8} {'log':>6} {'flush':>6} {'compact':>7}")
+    for percent in args.percent:
+        for zipf in args.zipf:
+            home = folder / f"budget-{percent}-{zipf}"
+            limit = 0 if percent == 100 else max(args.rows * ROW_BYTES * percent // 100, 16 << 20)
+            dev = Dev(home, 4, "--memory-budget", str(limit))
+            try:
+                bench(dev, args.rows, zipf, "step", args.seconds, 1)
+                before = dev.metrics()
+                rates = {line["case"]: line["rows_per_s"] / 1e3 for line in bench(dev, args.rows, zipf, "pull,push,step", args.seconds, args.repeats)}
+                after = dev.metrics()
+                grown = lambda name: after.get(name, 0.0) - before.get(name, 0.0)
+                pushed = max(grown("evershard_push_bytes_total"), 1.0)
+                parts = [grown(f'evershard_disk_written_bytes_total{{part="{part}"}}') / pushed for part in ("log", "flush", "compaction")]
+                shown = show_table(dev)
+                print(
+                    f"{percent:>8}% {zipf:>5} {rates['pull']:>8.0f} {rates['push']:>8.0f} {rates['step']:>8.0f} "
+                    f"{shown['overhead_bytes_per_row']:>6.1f} {dev.rss() / 2**20:>8.0f} {parts[0]:>6.2f} {parts[1]:>6.2f} {parts[2]:>7.2f}",
+                    flush=True,
+                )
+            finally:
+                dev.stop()
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def restart(args, folder: pathlib.Path) -> None:
+    print("restart: kill -9 of the one node under no load, from the start of its process to the first answered pull")
+    print(f"{'GiB':>5} {'rows':>10} {'seconds':>8} {'RSS MiB':>8}")
+    for size in args.gib:
+        home = folder / f"restart-{size}"
+        rows = int(size * 2**30 / ROW_BYTES)
+        dev = Dev(home, args.restart_shards, "--memory-budget", str(1 << 30), "--flush-interval-ms", "500")
+        try:
+            bench(dev, rows, 0, "push", 1.0, 1)
+            time.sleep(3)
+            os.kill(dev.pid, signal.SIGKILL)
+            time.sleep(1)
+            probe = [BIN / "evershardctl", "--endpoints", dev.endpoints, "table", "get", "bench-adagrad", "1"]
+            began = time.monotonic()
+            starter = subprocess.Popen(
+                [str(BIN / "evershard"), "dev", "--dir", str(home), "start-node", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            while subprocess.run(list(map(str, probe)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+                time.sleep(0.02)
+            took = time.monotonic() - began
+            starter.wait(60)
+            print(f"{size:>5} {rows:>10} {took:>8.2f} {dev.rss() / 2**20:>8.0f}", flush=True)
+        finally:
+            dev.stop()
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="budget,restart", help="budget, restart (default: both)")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--percent", type=int, nargs="+", default=[100, 50, 20, 10])
+    parser.add_argument("--zipf", type=float, nargs="+", default=[1.05, 0.0])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--gib", type=float, nargs="+", default=[1.0, 4.0, 10.0])
+    parser.add_argument("--restart-shards", type=int, default=1)
+    parser.add_argument("--dir", help="where clusters live while they are measured (default: a temporary folder)")
+    args = parser.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="evershard-bench-", dir=args.dir))
+    try:
+        if "budget" in args.parts:
+            budget(args, folder)
+        if "restart" in args.parts:
+            restart(args, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+//! Rows that are on disk only: reading them, and bringing them to memory.
+//!
+//! Who needs a row that is absent from a table that is not whole, reads it from the store: without a lock, in batches. What is
+//! read is the row's current content as long as the key stays absent (`evershard_storage::table`, `residency`), because what is
+//! not in memory is in the store as it is.
+//!
+//! - A pull reads, answers, and offers what it read to memory ([`Rows::take_in`]).
+//! - Apply is the only one that changes rows: what it read stays right until it has changed it, whoever comes and goes.
+//! - A prefetch is a pull that answers nobody.
+//!
+//! Not here: when rows leave (`rows`, `crate::memory`).
+
+use evershard_storage::rocks::StoreError;
+use evershard_storage::table::{Departures, RowHeader, RowShape};
+
+use super::error::ShardError;
+use super::rows::Rows;
+
+/// Rows taken in under one taking of the lock.
+const TAKEN_IN_AT_ONCE: usize = 256;
+
+/// Rows read from the store, by their positions in the list of keys that was asked for. Reused.
+#[derive(Debug, Default)]
+pub(crate) struct Fetched {
+    /// Position, header, end in `floats`.
+    heads: Vec<(usize, RowHeader, usize)>,
+    floats: Vec<f32>,
+}
+
+impl Fetched {
+    pub(crate) fn clear(&mut self) {
+        self.heads.clear();
+        self.floats.clear();
+    }
+
+    pub(crate) fn push(&mut self, position: usize, header: RowHeader, floats: &[f32]) {
+        self.floats.extend_from_slice(floats);
+        self.heads.push((position, header, self.floats.len()));
+    }
+
+    /// Rows and tombstones, in ascending order of their positions.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, RowHeader, &[f32])> {
+        (0..self.heads.len()).map(|number| self.get(number))
+    }
+
+    /// The row of a number from 0 on, in the order of [`Fetched::iter`].
+    pub(crate) fn get(&self, number: usize) -> (usize, RowHeader, &[f32]) {
+        let (position, header, end) = self.heads[number];
+        let start = number.checked_sub(1).map_or(0, |before| self.heads[before].2);
+        (position, header, &self.floats[start..end])
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len()
+    }
+}
+
+/// Keys of a table that were absent from memory at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Absent {
+    pub(crate) table: u32,
+    pub(crate) keys: Vec<u64>,
+    seen: Vec<Departures>,
+    generation: u64,
+}
+
+impl Absent {
+    /// Of a table, under the lock.
+    pub(crate) fn new(set: &super::rows::RowSet, table: u32) -> Self {
+        Absent { table, keys: Vec::new(), seen: Vec::new(), generation: set.generation() }
+    }
+
+    /// Adds a key that is absent from `table`, under the lock.
+    pub(crate) fn push(&mut self, table: &evershard_storage::table::Table, key: u64) {
+        self.keys.push(key);
+        self.seen.push(table.departures(key));
+    }
+}
+
+impl Rows {
+    /// Whether some table is not whole, so that a row may have to be read from disk.
+    pub(crate) fn may_lack_rows(&self) -> bool {
+        self.read().tables().values().any(|table| !table.is_whole())
+    }
+
+    /// The keys that are absent from memory and may be on disk, with the shape of their rows; `None` when there are none.
+    pub(crate) fn absent(&self, number: u32, keys: &[u64]) -> Option<(Absent, RowShape)> {
+        let set = self.read();
+        let table = set.table(number).filter(|table| !table.is_whole())?;
+        let mut absent = Absent::new(&set, number);
+        table.visit(keys, |position, row| {
+            if row.is_none() {
+                absent.push(table, keys[position]);
+            }
+        });
+        Some((absent, table.shape())).filter(|(absent, _)| !absent.keys.is_empty())
+    }
+
+    /// Reads rows and tombstones from the store, adding them to `fetched`. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`ShardError`]; damage was reported.
+    pub(crate) fn fetch(
+        &self,
+        table: u32,
+        shape: RowShape,
+        keys: &[u64],
+        fetched: &mut Fetched,
+    ) -> Result<(), ShardError> {
+        let mut misfit = None;
+        let read = self.store().get_many(table, keys, |position, row| {
+            let Some((header, floats)) = row else { return };
+            if !header.is_tombstone() && floats.len() != shape.floats() {
+                misfit.get_or_insert((keys[position], floats.len()));
+                return;
+            }
+            fetched.push(position, header, floats);
+        });
+        let read = read.map_err(|source| self.store_error(source));
+        let result = read.and(match misfit {
+            Some((key, found)) => Err(self.misfit(table, key, found, shape)),
+            None => Ok(()),
+        });
+        result.inspect_err(|error| self.report(error))
+    }
+
+    /// Brings rows to memory that were read from the store after `absent` was taken; others leave for them. Rows whose keys came
+    /// or went meanwhile stay out.
+    pub(crate) fn take_in(&self, absent: &Absent, fetched: &Fetched) {
+        for first in (0..fetched.len()).step_by(TAKEN_IN_AT_ONCE) {
+            let last = (first + TAKEN_IN_AT_ONCE).min(fetched.len());
+            let mut set = self.write();
+            if set.generation() != absent.generation {
+                return;
+            }
+            let Some(mut entry) = set.table_mut(absent.table) else { return };
+            entry.make_room(last - first);
+            for number in first..last {
+                let (position, header, floats) = fetched.get(number);
+                // A tombstone says what an absent key says.
+                if !header.is_tombstone() {
+                    entry.table.load_absent(absent.keys[position], absent.seen[position], header, floats);
+                }
+            }
+            set.account();
+        }
+    }
+
+    pub(crate) fn store_error(&self, source: StoreError) -> ShardError {
+        let identity = self.store().identity();
+        ShardError::Store { shard: identity.shard, group: identity.group, source }
+    }
+
+    pub(crate) fn misfit(&self, table: u32, key: u64, found: usize, shape: RowShape) -> ShardError {
+        let identity = self.store().identity();
+        ShardError::RowShape {
+            shard: identity.shard,
+            group: identity.group,
+            table,
+            key,
+            found,
+            expected: shape.floats(),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Running a scan: the unflushed rows from memory, then one pass over the store; and, when it is a warm-up, bringing rows to
+//! memory on the way.
+//!
+//! A warm-up takes in rows as long as there is room, and lets go of nothing for it. When it took in all there are, the table is
+//! whole again: an absent key needs no look at the disk.
+//!
+//! Invariants:
+//! - no lock is held over I/O;
+//! - what was read is taken in only if its key has been out of memory ever since the scan began (`Table::load_absent`).
+//!
+//! Not here: what makes the digest exact (`scans`).
+
+use std::cell::{Cell, RefCell};
+use std::iter::Peekable;
+use std::ops::ControlFlow;
+
+use evershard_storage::table::{RowHeader, RowRef};
+
+use super::cold::Fetched;
+use super::error::ShardError;
+use super::rows::Rows;
+use super::scans::{Gathered, ScanId, ScrubResult};
+
+/// Rows added under one taking of the lock, and rows of the store between two looks at whether to go on.
+const SLICE: usize = if cfg!(test) { 3 } else { 1024 };
+/// Rows that a warm-up takes in under one taking of the lock.
+const TAKEN_IN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
+
+/// The second part of a scan.
+struct Pass<'a> {
+    rows: &'a Rows,
+    generation: u64,
+    gathered: Gathered,
+    taken: Peekable<std::vec::IntoIter<(u32, u64)>>,
+    seen: usize,
+    /// Rows on their way to memory; `None` when this is no warm-up, or there is no more room.
+    warm: Option<Warm>,
+}
+
+/// Rows of one table that were read.
+#[derive(Default)]
+struct Warm {
+    table: u32,
+    keys: Vec<u64>,
+    fetched: Fetched,
+    /// There was not room for everything.
+    partial: bool,
+}
+
+impl Rows {
+    /// Runs one of the pending scans to its end, on this thread; false when there is none. `go_on` is asked between slices,
+    /// while no lock is held: false ends the scan without a result.
+    pub(crate) fn run_scan(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+        let Some(id) = self.read().scans().claim() else { return false };
+        let go_on = RefCell::new(go_on);
+        let go_on = || (*go_on.borrow_mut())();
+        let (pass, stopped) = (RefCell::new(None), Cell::new(false));
+        let from_memory = || {
+            self.read().scans().set_viewed(id);
+            loop {
+                if !go_on() {
+                    stopped.set(true);
+                    return;
+                }
+                let set = self.read();
+                match set.scans().add_unflushed(id, set.tables(), SLICE) {
+                    Some(true) => {}
+                    Some(false) => {
+                        let gathered = set.scans().finish(id);
+                        *pass.borrow_mut() = gathered.map(|gathered| Pass::new(self, &set, id, gathered));
+                        return;
+                    }
+                    // A snapshot was installed.
+                    None => return,
+                }
+            }
+        };
+        let damage = Cell::new(None);
+        let from_store = |number: u32, key: u64, header: RowHeader, floats: &[f32]| {
+            let mut pass = pass.borrow_mut();
+            let Some(pass) = pass.as_mut() else { return ControlFlow::Break(()) };
+            if let Err(error) = pass.row(number, key, header, floats) {
+                damage.set(Some(error));
+                return ControlFlow::Break(());
+            }
+            if pass.seen.is_multiple_of(SLICE) && !go_on() {
+                stopped.set(true);
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        };
+        let scanned = self.store().scan_rows(from_memory, from_store);
+        let scanned = scanned.map_err(|source| self.store_error(source));
+        let result = match (scanned.and(damage.take().map_or(Ok(()), Err)), pass.into_inner()) {
+            (Ok(()), Some(pass)) if !stopped.get() => pass.finish(),
+            (Ok(()), _) => ScrubResult::Skipped,
+            (Err(error), _) => {
+                self.report(&error);
+                ScrubResult::Skipped
+            }
+        };
+        self.read().scans().finish(id);
+        self.put_scan_result(id, result);
+        true
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn new(rows: &'a Rows, set: &super::rows::RowSet, id: ScanId, mut gathered: Gathered) -> Self {
+        let mut taken = std::mem::take(&mut gathered.taken);
+        taken.sort_unstable();
+        let warm = (id == ScanId::WarmUp).then(Warm::default);
+        let generation = set.generation();
+        Pass { rows, generation, gathered, taken: taken.into_iter().peekable(), seen: 0, warm }
+    }
+
+    fn row(&mut self, number: u32, key: u64, header: RowHeader, floats: &[f32]) -> Result<(), ShardError> {
+        self.seen += 1;
+        while self.taken.next_if(|taken| *taken < (number, key)).is_some() {}
+        if self.taken.peek() == Some(&(number, key)) {
+            return Ok(());
+        }
+        let Some(table) = self.gathered.tables.get_mut(&number) else { return Ok(()) };
+        if header.is_tombstone() || header.version > self.gathered.index {
+            return Ok(());
+        }
+        let shape = table.shape;
+        if floats.len() != shape.floats() {
+            return Err(self.rows.misfit(number, key, floats.len(), shape));
+        }
+        table.rows += 1;
+        let row = RowRef::from_parts(header, floats, shape);
+        self.gathered.digest.add_row(number, key, &row);
+        if let Some(warm) = &mut self.warm {
+            if warm.table != number || warm.keys.len() >= TAKEN_IN_AT_ONCE {
+                self.take_in();
+            }
+            if let Some(warm) = &mut self.warm {
+                warm.table = number;
+                warm.fetched.push(warm.keys.len(), header, floats);
+                warm.keys.push(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the rows in hand to memory, if there is room.
+    fn take_in(&mut self) {
+        let Some(warm) = &mut self.warm else { return };
+        if let Some(scanned) = self.gathered.tables.get(&warm.table)
+            && !warm.keys.is_empty()
+        {
+            let mut set = self.rows.write();
+            let bytes = (warm.keys.len() * (scanned.shape.floats() * 4 + 40)) as u64;
+            if set.generation() != self.generation || !set.has_room_for(bytes) {
+                warm.partial = true;
+            } else if let Some(entry) = set.table_mut(warm.table) {
+                for (position, header, floats) in warm.fetched.iter() {
+                    let key = warm.keys[position];
+                    entry.table.load_absent(key, scanned.departures.of(key), header, floats);
+                }
+                set.account();
+            }
+        }
+        warm.keys.clear();
+        warm.fetched.clear();
+    }
+
+    fn finish(mut self) -> ScrubResult {
+        self.take_in();
+        {
+            let mut set = self.rows.write();
+            if set.generation() == self.generation {
+                for (number, scanned) in &self.gathered.tables {
+                    set.set_counted(*number, scanned.rows, scanned.live_changes);
+                    let all_in = self.warm.as_ref().is_some_and(|warm| !warm.partial);
+                    if all_in
+                        && let Some(entry) = set.table_mut(*number)
+                        && entry.table.all_departures() == scanned.departures
+                    {
+                        entry.table.set_whole();
+                    }
+                }
+            }
+        }
+        ScrubResult::Done { index: self.gathered.index, digest: self.gathered.digest }
+    }
+}
