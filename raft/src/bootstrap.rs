@@ -115,8 +115,7 @@ impl<RT: Runtime> GroupHost<RT> {
         }
 
         let counters = Arc::clone(self.snapshots.counters());
-        let installer =
-            Arc::new(Installer::new(incoming, Arc::clone(&self.executor), Arc::clone(&counters)));
+        let installer = Arc::new(Installer::new(incoming, Arc::clone(&self.executor), Arc::clone(&counters)));
         let endpoint = Arc::new(Endpoint::new(
             group,
             replica,

@@ -53,16 +53,9 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
             hold_bytes: limits.snapshot_hold_log_bytes,
             shelf: Arc::default(),
         };
-        let applier = Applier::open(
-            machine,
-            executor,
-            1,
-            links,
-            limits,
-            Arc::new(ApplierState::default()),
-        )
-        .await
-        .expect("opens");
+        let applier = Applier::open(machine, executor, 1, links, limits, Arc::new(ApplierState::default()))
+            .await
+            .expect("opens");
         Ok((Guard { log, _folder: folder }, store, applier))
     }
 }

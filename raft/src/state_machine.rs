@@ -101,10 +101,7 @@ impl SnapshotError {
         match self {
             Self::NoSpace { .. } => true,
             Self::Io { source, .. } => {
-                matches!(
-                    source.kind(),
-                    std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded
-                )
+                matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
             }
             Self::Invalid(_) => false,
         }

@@ -198,15 +198,18 @@ fn list_files(root: &Path) -> Result<Vec<LinkedFile>, SnapshotError> {
         let read = |source| SnapshotError::Io { path: folder.clone(), source };
         for entry in std::fs::read_dir(&folder).map_err(read)? {
             let path = entry.map_err(read)?.path();
-            let meta =
-                std::fs::metadata(&path).map_err(|source| SnapshotError::Io { path: path.clone(), source })?;
+            let meta = std::fs::metadata(&path)
+                .map_err(|source| SnapshotError::Io { path: path.clone(), source })?;
             if meta.is_dir() {
                 folders.push(path);
                 continue;
             }
             let name = path.strip_prefix(root).ok().and_then(Path::to_str).map(str::to_owned);
             let Some(name) = name else {
-                return Err(SnapshotError::Invalid(format!("{} has a name that cannot be sent", path.display())));
+                return Err(SnapshotError::Invalid(format!(
+                    "{} has a name that cannot be sent",
+                    path.display()
+                )));
             };
             let identity = FileIdentity {
                 device: meta.dev(),

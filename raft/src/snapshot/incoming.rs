@@ -84,7 +84,9 @@ impl Incoming {
                     number_now[then] = Some(now as u32);
                 }
             }
-            earlier.copy_records(&number_now, &mut journal).map_err(|source| io_error(&journal_path, source))?;
+            earlier
+                .copy_records(&number_now, &mut journal)
+                .map_err(|source| io_error(&journal_path, source))?;
         }
         // From here on the earlier transfer is not known any more.
         let manifest = folder.join(MANIFEST);
@@ -216,7 +218,9 @@ impl Incoming {
         let mut folders = vec![self.files()];
         for number in 0..self.begin.files.len() {
             let path = self.path(number);
-            File::open(&path).and_then(|opened| opened.sync_all()).map_err(|source| io_error(&path, source))?;
+            File::open(&path)
+                .and_then(|opened| opened.sync_all())
+                .map_err(|source| io_error(&path, source))?;
             if let Some(parent) = path.parent()
                 && !folders.iter().any(|known| known == parent)
             {
@@ -315,8 +319,12 @@ fn read_journal(journal: File, files: usize) -> Vec<Record> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut offset = [0; 8];
         offset.copy_from_slice(&bytes[8..16]);
-        let record =
-            Record { file: u32_at(0), length: u32_at(4), offset: u64::from_le_bytes(offset), crc32: u32_at(16) };
+        let record = Record {
+            file: u32_at(0),
+            length: u32_at(4),
+            offset: u64::from_le_bytes(offset),
+            crc32: u32_at(16),
+        };
         if u32_at(20) != crc32fast::hash(&bytes[..20]) || record.file as usize >= files {
             break;
         }

@@ -156,8 +156,7 @@ impl Installer {
     ) -> Result<(), SnapshotError> {
         let io = |source| SnapshotError::Io { path: self.incoming.clone(), source };
         let room = disk::space(&self.incoming).map_err(io)?;
-        let here =
-            |number: usize| earlier.map_or(0, |earlier| earlier.map(number).front().bytes);
+        let here = |number: usize| earlier.map_or(0, |earlier| earlier.map(number).front().bytes);
         let missing: u64 = begin
             .files
             .iter()

@@ -181,7 +181,8 @@ impl Begun {
                 let count = reader.count(12, "snapshot begun files")?;
                 let mut kept = Vec::with_capacity(count);
                 for _ in 0..count {
-                    let (bytes, crc32) = (reader.u64("snapshot kept bytes")?, reader.u32("snapshot kept crc32")?);
+                    let (bytes, crc32) =
+                        (reader.u64("snapshot kept bytes")?, reader.u32("snapshot kept crc32")?);
                     kept.push(Kept { bytes, crc32 });
                 }
                 Self::Send(kept)

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evershard_storage::disk::forget_cached;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::builder::{LinkSet, LinkSource, LinkedFile};
 use super::message::{Begin, Begun, Chunk, Finish, Forget, Kept, decode_finished, encode_abort};
@@ -30,7 +31,9 @@ use crate::cursor::DecodeError;
 use crate::executor::{self, ApplyExecutor, WorkLost};
 use crate::options::RaftLimits;
 use crate::state_machine::SnapshotError;
-use crate::transport::{Body, FrameKind, Lane, Refusal, ReplyFuture, Target, Transport, TransportError, codec};
+use crate::transport::{
+    Body, FrameKind, Lane, Refusal, ReplyFuture, Target, Transport, TransportError, codec,
+};
 use crate::type_config::{Runtime, Vote};
 
 /// Chunks in flight.
@@ -115,8 +118,9 @@ impl<RT: Runtime> SnapshotSender<RT> {
     /// Sends a state at `at_least` or after, and waits for the install; answers with the receiver's vote.
     pub(crate) async fn send(self, source: LinkSource, at_least: u64) -> Result<Vote, SendError> {
         let counters = Arc::clone(self.traffic.counters());
+        let place = self.traffic.admit().await;
         let sent = match source.link(at_least).await {
-            Ok(linked) => self.send_linked(&linked, &source).await,
+            Ok(linked) => self.send_linked(&linked, &source, place).await,
             Err(error) => Err(error.into()),
         };
         match &sent {
@@ -133,7 +137,12 @@ impl<RT: Runtime> SnapshotSender<RT> {
         sent
     }
 
-    async fn send_linked(&self, linked: &LinkSet, source: &LinkSource) -> Result<Vote, SendError> {
+    async fn send_linked(
+        &self,
+        linked: &LinkSet,
+        source: &LinkSource,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Result<Vote, SendError> {
         let begin = Begin {
             transfer: self.transfer,
             vote: self.vote,
@@ -169,6 +178,7 @@ impl<RT: Runtime> SnapshotSender<RT> {
             return Err(SendError::Overtaken);
         }
         progress.installing();
+        drop(place);
         let finish = Finish { transfer: self.transfer, vote: self.vote, crc32s };
         let finished = self.call(FrameKind::SnapshotFinish, Body::ready(finish.encode()));
         let vote = decode_finished(self.answer(finished, INSTALL_WITHIN).await?)?;

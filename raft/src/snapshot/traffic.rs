@@ -1,6 +1,8 @@
 //! What a node sends and receives of snapshots, over all its groups: how fast it may, and how much it has.
 //!
-//! Invariant: the rate is the node's, however many receivers there are; chunks take their turns in the order they asked.
+//! Invariants:
+//! - the rate is the node's, however many receivers there are; chunks take their turns in the order they asked;
+//! - a few transfers go on at once, and the others wait: memory does not grow with the number of groups.
 //!
 //! Not here: names of metrics (the server), progress of one transfer (`stream`).
 
@@ -10,9 +12,13 @@ use std::time::Duration;
 
 use openraft::Instant as _;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::options::RaftLimits;
 use crate::type_config::{Runtime, Tokio};
+
+/// Transfers of a node under way at once; each holds a few chunks in memory. Whoever installs does not count.
+const TRANSFERS_MAX: usize = 4;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -51,6 +57,8 @@ pub struct SnapshotFigures {
     pub resumed: u64,
     /// Received whole and installed.
     pub received: u64,
+    /// Bytes of files sent a second, of late; 0 when nothing is.
+    pub bytes_per_second: u64,
     /// Bytes of files sent, those sent again included.
     pub bytes_sent: u64,
     /// Bytes of files not sent, because the receiver had them.
@@ -67,6 +75,34 @@ pub struct SnapshotTraffic<RT: Runtime = Tokio> {
     bytes_per_second: Option<u64>,
     /// When the next chunk may go.
     next_at: Mutex<Option<RT::Instant>>,
+    rate: Mutex<RateMeter<RT>>,
+    transfers: Arc<Semaphore>,
+}
+
+/// Bytes a second between the last two samples.
+struct RateMeter<RT: Runtime> {
+    sampled: Option<(RT::Instant, u64)>,
+    bytes_per_second: u64,
+}
+
+/// Between two samples, at the least.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+
+impl<RT: Runtime> RateMeter<RT> {
+    fn sample(&mut self, bytes: u64) -> u64 {
+        let now = RT::Instant::now();
+        match self.sampled {
+            Some((at, before)) => {
+                let passed = now - at;
+                if passed >= SAMPLE_EVERY {
+                    self.bytes_per_second = ((bytes - before) as f64 / passed.as_secs_f64()) as u64;
+                    self.sampled = Some((now, bytes));
+                }
+            }
+            None => self.sampled = Some((now, bytes)),
+        }
+        self.bytes_per_second
+    }
 }
 
 impl<RT: Runtime> SnapshotTraffic<RT> {
@@ -77,14 +113,18 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
             counters: Arc::default(),
             bytes_per_second: limits.snapshot_bytes_per_second,
             next_at: Mutex::new(None),
+            rate: Mutex::new(RateMeter { sampled: None, bytes_per_second: 0 }),
+            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
         })
     }
 
-    /// Figures as of now.
+    /// Figures as of now. The rate is over the time since they were asked for last, a second at the least.
     #[must_use]
     pub fn figures(&self) -> SnapshotFigures {
         let counters = &*self.counters;
+        let bytes_per_second = self.rate.lock().sample(counters.bytes_sent.get());
         SnapshotFigures {
+            bytes_per_second,
             sent: counters.sent.get(),
             failed: counters.failed.get(),
             resumed: counters.resumed.get(),
@@ -98,6 +138,12 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
 
     pub(crate) fn counters(&self) -> &Arc<SnapshotCounters> {
         &self.counters
+    }
+
+    /// Waits for a place among the transfers. Each of those before has a deadline for every answer.
+    pub(crate) async fn admit(&self) -> Option<OwnedSemaphorePermit> {
+        // It is never closed.
+        Arc::clone(&self.transfers).acquire_owned().await.ok()
     }
 
     /// Waits until `bytes` may go.

@@ -23,7 +23,9 @@ use super::traffic::{SnapshotFigures, SnapshotTraffic};
 use crate::executor::InlineExecutor;
 use crate::options::RaftLimits;
 use crate::state_machine::{CommittedEntry, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine};
-use crate::transport::{Body, FrameKind, Lane, Refusal, ReplyFuture, Target, Transport, TransportError, codec};
+use crate::transport::{
+    Body, FrameKind, Lane, Refusal, ReplyFuture, Target, Transport, TransportError, codec,
+};
 use crate::type_config::{LeaderId, Peer, Tokio, Vote};
 
 const CHUNK: usize = 32 * 1024;
@@ -231,8 +233,7 @@ impl Scene {
         let folder = tempfile::tempdir().expect("a folder");
         let source = folder.path().join("source");
         std::fs::create_dir_all(source.join("rocks")).expect("made");
-        let machine =
-            Arc::new(Files { source, index: AtomicU64::new(90), linked: AtomicU64::new(0) });
+        let machine = Arc::new(Files { source, index: AtomicU64::new(90), linked: AtomicU64::new(0) });
         let scene_files = [
             ("meta", noise(1, 100)),
             ("rocks/000001.sst", noise(2, 7 * CHUNK - 11)),
@@ -536,8 +537,7 @@ async fn what_is_given_up_leaves_no_files() {
 #[tokio::test]
 async fn receivers_share_links_and_links_go_when_unused() {
     let scene = Scene::new();
-    let (first, second) =
-        futures_util::future::join(scene.source.link(0), scene.source.link(90)).await;
+    let (first, second) = futures_util::future::join(scene.source.link(0), scene.source.link(90)).await;
     let (first, second) = (first.expect("linked"), second.expect("linked"));
     assert!(Arc::ptr_eq(&first, &second), "one set for both");
     assert_eq!(scene.machine.linked.load(Ordering::Relaxed), 1);

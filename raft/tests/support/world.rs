@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use evershard_raft::transport::Router;
 use evershard_raft::{
-    Group, GroupHost, InlineExecutor, Peer, RaftOptions, RaftTiming, Runtime, SnapshotTraffic,
-    StateMachine,
+    Group, GroupHost, InlineExecutor, Peer, RaftOptions, RaftTiming, Runtime, SnapshotTraffic, StateMachine,
 };
 use evershard_storage::log::{Driver, Log, LogOptions};
 use evershard_storage::testing::{Loss, SimDisk};

@@ -41,7 +41,9 @@ pub fn space(path: &Path) -> io::Result<Space> {
 /// Tells the system that these bytes of a file will not be read again, so that they push nothing else out of its cache.
 /// Only a hint: that it is not taken is no error.
 pub fn forget_cached(file: &File, offset: u64, bytes: u64) {
-    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return };
+    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        return;
+    };
     // SAFETY: `posix_fadvise` takes a descriptor that `file` keeps open for the call, and no pointers.
     let _ = unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
 }

@@ -105,7 +105,10 @@ pub fn run(
             if thread != main {
                 continue;
             }
-            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child failed: {status:#x}");
+            assert!(
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+                "the child failed: {status:#x}"
+            );
             return Ok(Ended::Done(count));
         }
         let mut pass_on = 0;
@@ -215,8 +218,11 @@ fn old_calls(_: libc::c_long, _: bool, _: impl Fn(usize) -> Option<PathBuf>) -> 
 }
 
 fn is_below(call: &Call, folder: &Path) -> bool {
-    let (Call::Write(path) | Call::Make(path) | Call::Remove(path) | Call::Rename(_, path) | Call::Sync(path)) =
-        call;
+    let (Call::Write(path)
+    | Call::Make(path)
+    | Call::Remove(path)
+    | Call::Rename(_, path)
+    | Call::Sync(path)) = call;
     // RocksDB's own log of what it does: nothing depends on it.
     let is_chatter = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("LOG"));
     path.starts_with(folder) && !is_chatter
