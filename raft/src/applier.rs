@@ -92,7 +92,7 @@ impl<RT: Runtime> Applier<RT> {
         state_machine: Arc<dyn StateMachine>,
         executor: Arc<dyn ApplyExecutor>,
         lane: u64,
-        outgoing: std::path::PathBuf,
+        links: LinkSource,
         limits: RaftLimits,
         state: Arc<ApplierState>,
     ) -> io::Result<Self> {
@@ -101,12 +101,6 @@ impl<RT: Runtime> Applier<RT> {
             executor::run(&*executor, lane, move || state_machine.recovered()).await.map_err(lost)?
         };
         *state.applied.lock() = unpack(&recovered)?;
-        let links = LinkSource {
-            state_machine: Arc::clone(&state_machine),
-            executor: Arc::clone(&executor),
-            lane,
-            outgoing,
-        };
         Ok(Self { state_machine, executor, lane, state, links, limits, _runtime: PhantomData })
     }
 
@@ -227,7 +221,7 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
                 (received.mark().clone(), received.directory().to_owned(), Box::new(received))
             }
             SnapshotData::Virtual(source) => {
-                let linked = source.link().await.map_err(io::Error::other)?;
+                let linked = source.link(0).await.map_err(io::Error::other)?;
                 (linked.mark.clone(), linked.directory().to_owned(), Box::new(linked))
             }
         };
@@ -248,6 +242,8 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
         match outcome {
             Ok(Ok(())) => {
                 *self.state.applied.lock() = installed;
+                // They are of the state that is gone.
+                self.links.clear();
                 Ok(())
             }
             Ok(Err(error)) => Err(self.fail(format!("installing a snapshot: {error}"))),
@@ -258,7 +254,12 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
     async fn get_current_snapshot(
         &mut self,
     ) -> Result<Option<openraft::alias::SnapshotOf<TypeConfig<RT>, SnapshotData>>, io::Error> {
-        let meta = meta_of(&self.mark().await?)?;
+        // What is being sent already, when that will do: a receiver whose connection broke goes on with the same files.
+        let mark = match self.links.fresh() {
+            Some(linked) => linked.mark.clone(),
+            None => self.mark().await?,
+        };
+        let meta = meta_of(&mark)?;
         // Before the first flush there is nothing to send but the log, which is then whole.
         Ok(meta
             .last_log_id

@@ -1,6 +1,6 @@
 //! Bringing a replica to life: from a state machine and a log to a running [`Group`].
 //!
-//! Order: clear leftovers of snapshots → ask the state machine what recovery found → openraft replays the log from there
+//! Order: clear leftover links of snapshots → ask the state machine what recovery found → openraft replays the log from there
 //! → shut the vote door for one leader lease, unless the replica is new → receive frames → start the tasks.
 //!
 //! Invariants:
@@ -10,7 +10,6 @@
 //!
 //! Not here: which replicas a node holds (`src`), many groups (`group_registry`).
 
-use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,8 +30,10 @@ use crate::leadership::LeaderWatch;
 use crate::log_store::LogStore;
 use crate::options::RaftOptions;
 use crate::purge::run_purger;
-use crate::snapshot::builder::{make_folder, remove_folder};
+use crate::snapshot::builder::{LinkSource, make_folder, remove_folder};
 use crate::snapshot::installer::Installer;
+use crate::snapshot::keeper::run_keeper;
+use crate::snapshot::traffic::SnapshotTraffic;
 use crate::state_machine::StateMachine;
 use crate::transport::network::NetworkFactory;
 use crate::transport::{Router, Transport};
@@ -48,6 +49,8 @@ pub struct GroupHost<RT: Runtime = Tokio> {
     pub transport: Arc<dyn Transport>,
     /// The way in.
     pub router: Arc<Router<RT>>,
+    /// What is sent and received of snapshots.
+    pub snapshots: Arc<SnapshotTraffic<RT>>,
 }
 
 impl<RT: Runtime> GroupHost<RT> {
@@ -67,7 +70,8 @@ impl<RT: Runtime> GroupHost<RT> {
         let config = Arc::new(self.options.openraft_config(group)?);
         let name = format!("{group}-{replica}");
         let outgoing = self.clean_folder("outgoing", &name).await?;
-        let incoming = self.clean_folder("incoming", &name).await?;
+        // What an earlier process received of a snapshot stays: the transfer may go on.
+        let incoming = self.options.data.join("incoming").join(&name);
 
         let halted = |reason: String| GroupError::Halted { group, replica, reason };
         let limits = self.options.limits.clone();
@@ -75,11 +79,20 @@ impl<RT: Runtime> GroupHost<RT> {
         let store =
             LogStore::<RT>::new(log.clone(), Arc::clone(&self.executor), Arc::clone(&state_machine), &limits);
         let is_new = store.is_pristine();
+        let links = LinkSource {
+            state_machine: Arc::clone(&state_machine),
+            executor: Arc::clone(&self.executor),
+            lane: group,
+            outgoing,
+            log: log.clone(),
+            hold_bytes: limits.snapshot_hold_log_bytes,
+            shelf: Arc::default(),
+        };
         let applier = Applier::<RT>::open(
             Arc::clone(&state_machine),
             Arc::clone(&self.executor),
             group,
-            outgoing,
+            links.clone(),
             limits.clone(),
             Arc::clone(&state),
         )
@@ -91,7 +104,7 @@ impl<RT: Runtime> GroupHost<RT> {
             replica,
             timing: self.options.timing.clone(),
             limits: limits.clone(),
-            _runtime: PhantomData,
+            snapshots: Arc::clone(&self.snapshots),
         };
         let raft = Raft::new(replica, config, network, store, applier)
             .await
@@ -102,13 +115,15 @@ impl<RT: Runtime> GroupHost<RT> {
             return Err(halted(state.halted().unwrap_or_else(|| "openraft ended at once".to_owned())));
         }
 
-        let installer = Installer::new(incoming, Arc::clone(&self.executor));
+        let counters = Arc::clone(self.snapshots.counters());
+        let installer = Arc::new(Installer::new(incoming, Arc::clone(&self.executor), Arc::clone(&counters)));
         let endpoint = Arc::new(Endpoint::new(
             group,
             replica,
             raft.clone(),
             Arc::clone(&state),
-            installer,
+            Arc::clone(&installer),
+            counters,
             Arc::clone(&self.executor),
             is_new,
         ));
@@ -126,6 +141,7 @@ impl<RT: Runtime> GroupHost<RT> {
             state_machine,
             state,
             endpoint,
+            links,
             router: Arc::clone(&self.router),
             leader,
             options: self.options.clone(),
@@ -137,11 +153,16 @@ impl<RT: Runtime> GroupHost<RT> {
             proposals,
         });
         self.router.add(Arc::clone(&inner.endpoint));
-        self.start_tasks(&inner, queue);
+        self.start_tasks(&inner, queue, installer);
         Ok(Group { inner })
     }
 
-    fn start_tasks(&self, inner: &Arc<GroupInner<RT>>, queue: mpsc::Receiver<crate::group::Proposal<RT>>) {
+    fn start_tasks(
+        &self,
+        inner: &Arc<GroupInner<RT>>,
+        queue: mpsc::Receiver<crate::group::Proposal<RT>>,
+        installer: Arc<Installer>,
+    ) {
         let timing = &self.options.timing;
         let clock = LeaderClock::new(Arc::clone(&self.options.clock));
         let mut tasks = vec![
@@ -152,6 +173,13 @@ impl<RT: Runtime> GroupHost<RT> {
                 inner.stop.clone(),
             )),
             RT::spawn(run_purger(Arc::downgrade(inner), Arc::clone(&self.executor))),
+            RT::spawn(run_keeper::<RT>(
+                inner.links.clone(),
+                installer,
+                Arc::clone(&self.executor),
+                self.options.limits.clone(),
+                inner.stop.clone(),
+            )),
         ];
         if !inner.endpoint.is_door_open() {
             let endpoint = Arc::clone(&inner.endpoint);

@@ -13,6 +13,7 @@ use crate::applier::{Applier, ApplierState};
 use crate::executor::ApplyThreads;
 use crate::log_store::LogStore;
 use crate::options::RaftLimits;
+use crate::snapshot::builder::LinkSource;
 use crate::type_config::{LeaderId, LogId, RaftEntry, Tokio, TypeConfig};
 
 #[path = "../tests/support/adder.rs"]
@@ -44,16 +45,18 @@ impl StoreBuilder<TypeConfig<Tokio>, LogStore<Tokio>, Applier<Tokio>, Guard> for
         let machine = adder::Adder::open(&folder.path().join("state"), true, None);
         let group = log.group(1, 1).expect("group");
         let store = LogStore::new(group, Arc::clone(&executor) as _, Arc::clone(&machine) as _, &limits);
-        let applier = Applier::open(
-            machine,
-            executor,
-            1,
-            folder.path().join("outgoing"),
-            limits,
-            Arc::new(ApplierState::default()),
-        )
-        .await
-        .expect("opens");
+        let links = LinkSource {
+            state_machine: Arc::clone(&machine) as _,
+            executor: Arc::clone(&executor) as _,
+            lane: 1,
+            outgoing: folder.path().join("outgoing"),
+            log: log.group(1, 1).expect("group"),
+            hold_bytes: limits.snapshot_hold_log_bytes,
+            shelf: Arc::default(),
+        };
+        let applier = Applier::open(machine, executor, 1, links, limits, Arc::new(ApplierState::default()))
+            .await
+            .expect("opens");
         Ok((Guard { log, _folder: folder }, store, applier))
     }
 }

@@ -18,9 +18,9 @@ use openraft::storage::Snapshot;
 use crate::applier::{Applier, ApplierState, SnapshotData, meta_of};
 use crate::cursor::DecodeError;
 use crate::executor::{self, ApplyExecutor};
-use crate::snapshot::installer::Installer;
-use crate::snapshot::message::{self, Begin, Chunk, Finish};
-use crate::state_machine::SnapshotError;
+use crate::snapshot::installer::{Installer, ReceiveError};
+use crate::snapshot::message::{self, Begin, Begun, Chunk, Finish, Forget};
+use crate::snapshot::traffic::SnapshotCounters;
 use crate::transport::{FrameKind, Refusal, codec};
 use crate::type_config::{Runtime, TypeConfig, Vote};
 
@@ -31,6 +31,7 @@ pub(crate) struct Endpoint<RT: Runtime> {
     raft: Raft<TypeConfig<RT>, Applier<RT>>,
     state: Arc<ApplierState>,
     installer: Arc<Installer>,
+    counters: Arc<SnapshotCounters>,
     executor: Arc<dyn ApplyExecutor>,
     door_open: AtomicBool,
 }
@@ -41,12 +42,13 @@ impl<RT: Runtime> Endpoint<RT> {
         replica: u64,
         raft: Raft<TypeConfig<RT>, Applier<RT>>,
         state: Arc<ApplierState>,
-        installer: Installer,
+        installer: Arc<Installer>,
+        counters: Arc<SnapshotCounters>,
         executor: Arc<dyn ApplyExecutor>,
         door_open: bool,
     ) -> Self {
         let door_open = AtomicBool::new(door_open);
-        Self { group, replica, raft, state, installer: Arc::new(installer), executor, door_open }
+        Self { group, replica, raft, state, installer, counters, executor, door_open }
     }
 
     pub(crate) fn group(&self) -> u64 {
@@ -106,12 +108,20 @@ impl<RT: Runtime> Endpoint<RT> {
                 if self.knows_higher_vote(&begin.vote) {
                     return Err(Refusal::Snapshot("the sender no longer leads".to_owned()));
                 }
-                self.receive(move |installer| installer.begin(begin)).await?;
-                Ok(message::encode_begun())
+                if let Some(vote) = self.vote_if_applied(&begin) {
+                    return Ok(Begun::Unneeded(vote).encode());
+                }
+                let kept = self.receive(move |installer| installer.begin(begin)).await?;
+                Ok(Begun::Send(kept).encode())
             }
             FrameKind::SnapshotChunk => {
                 let chunk = Chunk::decode(body).map_err(unreadable)?;
                 self.receive(move |installer| installer.chunk(&chunk)).await?;
+                Ok(codec::encode_done())
+            }
+            FrameKind::SnapshotForget => {
+                let forget = Forget::decode(body).map_err(unreadable)?;
+                self.receive(move |installer| installer.forget(&forget)).await?;
                 Ok(codec::encode_done())
             }
             FrameKind::SnapshotFinish => self.install(Finish::decode(body).map_err(unreadable)?).await,
@@ -147,6 +157,14 @@ impl<RT: Runtime> Endpoint<RT> {
         known.partial_cmp(vote) == Some(std::cmp::Ordering::Greater)
     }
 
+    /// This replica's vote, when it has applied everything that the snapshot holds: an answer was lost on the way.
+    fn vote_if_applied(&self, begin: &Begin) -> Option<Vote> {
+        let metrics = self.raft.metrics();
+        let metrics = openraft::async_runtime::watch::WatchReceiver::borrow_watched(&metrics);
+        let applied = metrics.last_applied.as_ref()?.index();
+        (begin.mark.position?.index <= applied).then_some(metrics.vote)
+    }
+
     async fn install(&self, finish: Finish) -> Result<Bytes, Refusal> {
         let vote = finish.vote;
         let received = self.receive(move |installer| installer.finish(&finish)).await?;
@@ -163,18 +181,19 @@ impl<RT: Runtime> Endpoint<RT> {
         let snapshot = Snapshot { meta, snapshot: SnapshotData::Received(received) };
         let reply =
             self.raft.install_full_snapshot(vote, snapshot).await.map_err(|error| self.stopped_by(&error))?;
+        self.counters.received.add(1);
         Ok(message::encode_finished(&reply.vote))
     }
 
     /// Runs file work of the installer on a blocking thread.
     async fn receive<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Installer) -> Result<T, SnapshotError> + Send + 'static,
+        work: impl FnOnce(&Installer) -> Result<T, ReceiveError> + Send + 'static,
     ) -> Result<T, Refusal> {
         let installer = Arc::clone(&self.installer);
-        match executor::read(&*self.executor, move || work(&installer)).await {
+        match executor::file(&*self.executor, move || work(&installer)).await {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(error)) => Err(Refusal::Snapshot(error.to_string())),
+            Ok(Err(error)) => Err(error.into_refusal()),
             Err(error) => Err(Refusal::Snapshot(error.to_string())),
         }
     }

@@ -1,8 +1,8 @@
 //! Threads for work that may block: applying entries, linking and installing snapshots; reading logs and files.
 //!
 //! A group is pinned to one apply thread, so that work runs in the order given and one at a time; reads have threads of
-//! their own, so that no replay or snapshot waits behind an apply; and installing a snapshot has its own, so that no other
-//! group's apply waits for that. A simulation runs everything inline.
+//! their own, so that no replay waits behind an apply; snapshots' files are read and written on others, so that no read of the
+//! log waits behind those; and installing a snapshot has its own, so that no other group's apply waits for that. A simulation runs everything inline.
 //!
 //! Invariants:
 //! - work of one lane runs in order, never two at once;
@@ -30,17 +30,23 @@ pub trait ApplyExecutor: Send + Sync + 'static {
     /// Runs `work`, such as a read from a file, in no particular order.
     fn execute_read(&self, work: Work);
 
+    /// Runs `work` on a snapshot's files, in no particular order: its reads and writes are large, and its syncs slow.
+    fn execute_file(&self, work: Work);
+
     /// Runs `work` that takes seconds, such as installing a snapshot, after all earlier work of this kind.
     fn execute_long(&self, work: Work);
 }
 
 /// Threads that read.
 const READERS: usize = 2;
+/// Threads that read and write snapshots' files.
+const FILE_WORKERS: usize = 2;
 
 /// A fixed pool of named threads. Ends its threads, after what is queued, when dropped.
 pub struct ApplyThreads {
     queues: Vec<Sender<Work>>,
     reads: Option<Sender<Work>>,
+    files: Option<Sender<Work>>,
     long: Option<Sender<Work>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -52,8 +58,15 @@ impl ApplyThreads {
     /// What the system said when a thread could not be made.
     pub fn start(threads: usize) -> std::io::Result<Arc<Self>> {
         let (reads, read_work) = crossbeam_channel::unbounded::<Work>();
+        let (files, file_work) = crossbeam_channel::unbounded::<Work>();
         let (long, long_work) = crossbeam_channel::unbounded::<Work>();
-        let mut pool = Self { queues: Vec::new(), reads: Some(reads), long: Some(long), threads: Vec::new() };
+        let mut pool = Self {
+            queues: Vec::new(),
+            reads: Some(reads),
+            files: Some(files),
+            long: Some(long),
+            threads: Vec::new(),
+        };
         for number in 0..threads.max(1) {
             let (queue, work) = crossbeam_channel::unbounded::<Work>();
             pool.threads.push(spawn(format!("apply-{number}"), work)?);
@@ -61,6 +74,9 @@ impl ApplyThreads {
         }
         for number in 0..READERS {
             pool.threads.push(spawn(format!("raft-read-{number}"), read_work.clone())?);
+        }
+        for number in 0..FILE_WORKERS {
+            pool.threads.push(spawn(format!("raft-files-{number}"), file_work.clone())?);
         }
         pool.threads.push(spawn("raft-install".to_owned(), long_work)?);
         Ok(Arc::new(pool))
@@ -79,6 +95,12 @@ impl ApplyExecutor for ApplyThreads {
     fn execute_read(&self, work: Work) {
         if let Some(reads) = &self.reads {
             let _ = reads.send(work);
+        }
+    }
+
+    fn execute_file(&self, work: Work) {
+        if let Some(files) = &self.files {
+            let _ = files.send(work);
         }
     }
 
@@ -101,6 +123,7 @@ impl Drop for ApplyThreads {
     fn drop(&mut self) {
         self.queues.clear();
         self.reads = None;
+        self.files = None;
         self.long = None;
         let current = std::thread::current().id();
         for thread in self.threads.drain(..) {
@@ -122,6 +145,10 @@ impl ApplyExecutor for InlineExecutor {
     }
 
     fn execute_read(&self, work: Work) {
+        run_caught(work);
+    }
+
+    fn execute_file(&self, work: Work) {
         run_caught(work);
     }
 
@@ -188,6 +215,19 @@ where
     answer.await.map_err(|_| WorkLost)
 }
 
+/// Runs work on a snapshot's files on the executor and waits for what it returns.
+pub(crate) async fn file<T, F>(executor: &dyn ApplyExecutor, work: F) -> Result<T, WorkLost>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (done, answer) = oneshot::channel();
+    executor.execute_file(Box::new(move || {
+        let _ = done.send(work());
+    }));
+    answer.await.map_err(|_| WorkLost)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,6 +243,7 @@ mod tests {
         assert_eq!(run(&*pool, 7, || -> u64 { panic!("on purpose") }).await, Err(WorkLost));
         assert_eq!(run(&*pool, 7, || 5).await, Ok(5));
         assert_eq!(read(&*pool, || 6).await, Ok(6));
+        assert_eq!(file(&*pool, || 8).await, Ok(8));
         assert_eq!(run_long(&*pool, || 7).await, Ok(7));
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
     }

@@ -34,6 +34,7 @@ use crate::executor::{self, ApplyExecutor};
 use crate::leadership::{LeaderWatch, Leadership};
 use crate::options::RaftOptions;
 use crate::reply::Reply;
+use crate::snapshot::builder::LinkSource;
 use crate::state_machine::StateMachine;
 use crate::transport::Router;
 use crate::type_config::{Command, Peer, Runtime, Tokio, TypeConfig};
@@ -84,6 +85,7 @@ pub(crate) struct GroupInner<RT: Runtime> {
     pub(crate) state_machine: Arc<dyn StateMachine>,
     pub(crate) state: Arc<ApplierState>,
     pub(crate) endpoint: Arc<Endpoint<RT>>,
+    pub(crate) links: LinkSource,
     pub(crate) router: Arc<Router<RT>>,
     pub(crate) leader: Arc<LeaderWatch<RT>>,
     pub(crate) options: RaftOptions,
@@ -263,6 +265,7 @@ impl<RT: Runtime> Group<RT> {
         if let Err(error) = inner.raft.shutdown().await {
             tracing::error!(group = inner.group, replica = inner.replica, %error, "the group's core did not end well");
         }
+        inner.links.clear();
         let tasks = std::mem::take(&mut *inner.tasks.lock());
         for task in tasks {
             if let Err(error) = task.await {

@@ -22,6 +22,8 @@ use crate::error::GroupError;
 use crate::executor::ApplyExecutor;
 use crate::group::Group;
 use crate::options::RaftOptions;
+use crate::snapshot::builder::remove_folder;
+use crate::snapshot::traffic::{SnapshotFigures, SnapshotTraffic};
 use crate::state_machine::StateMachine;
 use crate::transport::Router;
 use crate::transport::peer_client::PeerPool;
@@ -66,11 +68,13 @@ impl GroupRegistry {
     pub fn new(options: RaftOptions, executor: Arc<dyn ApplyExecutor>) -> Result<Arc<Self>, GroupError> {
         options.validate()?;
         let peers = PeerPool::new(&options);
+        let snapshots = SnapshotTraffic::new(&options.limits);
         let host = GroupHost {
             options,
             executor,
             transport: Arc::clone(&peers) as _,
             router: Arc::new(Router::default()),
+            snapshots,
         };
         Ok(Arc::new(Self { host, peers, groups: RwLock::new(BTreeMap::new()) }))
     }
@@ -114,6 +118,19 @@ impl GroupRegistry {
     /// began to lead.
     pub fn learn_address(&self, node: u64, address: &str) {
         self.peers.learn_address(node, address);
+    }
+
+    /// What this node sent and received of snapshots since it started.
+    #[must_use]
+    pub fn snapshot_figures(&self) -> SnapshotFigures {
+        self.host.snapshots.figures()
+    }
+
+    /// Removes what transfers of snapshots left of a replica that is closed and will not be opened again. Blocks.
+    pub fn forget_snapshots(&self, group: u64, replica: u64) {
+        for kind in ["outgoing", "incoming"] {
+            remove_folder(&self.host.options.data.join(kind).join(format!("{group}-{replica}")));
+        }
     }
 
     /// The open group with this id.

@@ -65,8 +65,14 @@ pub struct RaftLimits {
     pub retain_log_bytes: u64,
     /// One chunk of a snapshot.
     pub snapshot_chunk_bytes: usize,
-    /// Snapshot bytes per second and transfer; `None`: as fast as it goes.
+    /// Snapshot bytes per second, over all transfers of the node; `None`: as fast as it goes.
     pub snapshot_bytes_per_second: Option<u64>,
+    /// Log kept, beyond `retain_log_bytes`, behind a snapshot that is being sent or was a moment ago.
+    pub snapshot_hold_log_bytes: u64,
+    /// How long the links of a snapshot stay after their last receiver.
+    pub snapshot_links_kept: Duration,
+    /// How long parts of a snapshot stay that nobody goes on sending.
+    pub snapshot_parts_kept: Duration,
 }
 
 impl Default for RaftLimits {
@@ -82,6 +88,9 @@ impl Default for RaftLimits {
             retain_log_bytes: 64 * MIB,
             snapshot_chunk_bytes: MIB as usize,
             snapshot_bytes_per_second: None,
+            snapshot_hold_log_bytes: 2048 * MIB,
+            snapshot_links_kept: Duration::from_secs(60),
+            snapshot_parts_kept: Duration::from_secs(15 * 60),
         }
     }
 }
@@ -160,6 +169,12 @@ impl RaftOptions {
                 "must be at most half the message limit",
             ),
             (limits.snapshot_bytes_per_second != Some(0), "limits.snapshot_bytes_per_second", "is zero"),
+            (
+                limits.snapshot_links_kept >= Duration::from_millis(100),
+                "limits.snapshot_links_kept",
+                "must be at least 100 ms",
+            ),
+            (!limits.snapshot_parts_kept.is_zero(), "limits.snapshot_parts_kept", "is zero"),
         ];
         match checks.iter().find(|(ok, ..)| !ok) {
             Some((_, field, reason)) => Err(GroupError::Config { field, reason: (*reason).to_owned() }),

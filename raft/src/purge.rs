@@ -2,6 +2,8 @@
 //!
 //! Invariants:
 //! - nothing is purged beyond the state machine's durable mark;
+//! - what follows a snapshot that is being sent, or was a moment ago, stays, up to `snapshot_hold_log_bytes`: else its
+//!   receiver would need another snapshot at once, and never catch up;
 //! - at least `retain_log_bytes` of log stay for followers that lag (when there is so much), so that a short absence
 //!   costs no snapshot.
 //!
@@ -57,7 +59,12 @@ async fn purge_once<RT: Runtime>(inner: &GroupInner<RT>, executor: &dyn ApplyExe
     }
     let log = inner.log.clone();
     let retain = inner.options.limits.retain_log_bytes;
-    let chosen = executor::read(executor, move || purge_point(&log, mark.index, retain)).await;
+    let links = inner.links.clone();
+    let chosen = executor::read(executor, move || {
+        let upto = links.held_index().map_or(mark.index, |held| held.min(mark.index));
+        purge_point(&log, upto, retain)
+    })
+    .await;
     if let Ok(Some(upto)) = chosen {
         tracing::debug!(group = inner.group, upto, mark = mark.index, "purging the log");
         // An error says that the group stopped meanwhile.

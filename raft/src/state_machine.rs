@@ -82,6 +82,30 @@ pub enum SnapshotError {
     /// What was received is not a snapshot of this group, or is damaged.
     #[error("snapshot refused: {0}")]
     Invalid(String),
+    /// The disk has no room for it. Worth trying again when there is.
+    #[error("{path}: a snapshot needs {needed} bytes, {free} may be taken")]
+    NoSpace {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// Bytes that are missing of it.
+        needed: u64,
+        /// Bytes that a snapshot may take there.
+        free: u64,
+    },
+}
+
+impl SnapshotError {
+    /// Whether it is for want of room on the disk.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::NoSpace { .. } => true,
+            Self::Io { source, .. } => {
+                matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+            }
+            Self::Invalid(_) => false,
+        }
+    }
 }
 
 /// A group's state. All methods may block: the raft crate calls them on threads made for it, never on the runtime.

@@ -80,6 +80,7 @@ async fn a_follower_behind_the_purged_log_catches_up_by_snapshot() {
     let mut cluster = Cluster::start(3, &[GROUP], |options| {
         options.limits.retain_log_bytes = 64 * 1024;
         options.limits.snapshot_chunk_bytes = 256 * 1024;
+        options.limits.snapshot_links_kept = Duration::from_secs(2);
     })
     .await;
     let leader = cluster.wait_leader(GROUP).await;

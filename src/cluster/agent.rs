@@ -59,6 +59,7 @@ pub async fn run_local(node: Arc<Node>, stop: CancellationToken) {
         if Instant::now() >= flush_at {
             node.flush_meta().await;
             node.count_replicas();
+            node.count_snapshots();
             flush_at = Instant::now() + META_FLUSH_PAUSE;
         }
         node.readiness.set(node.not_ready());
@@ -338,6 +339,26 @@ impl Node {
             }
         }
         None
+    }
+
+    fn count_snapshots(&self) {
+        let Ok(registry) = self.registry() else { return };
+        let figures = registry.snapshot_figures();
+        for (outcome, count) in
+            [("sent", figures.sent), ("received", figures.received), ("failed", figures.failed)]
+        {
+            metrics::counter!(metric::SNAPSHOTS_TOTAL, "outcome" => outcome).absolute(count);
+        }
+        for (kind, bytes) in [
+            ("sent", figures.bytes_sent),
+            ("received", figures.bytes_received),
+            ("skipped", figures.bytes_skipped),
+        ] {
+            metrics::counter!(metric::SNAPSHOT_BYTES_TOTAL, "kind" => kind).absolute(bytes);
+        }
+        metrics::counter!(metric::SNAPSHOTS_RESUMED_TOTAL).absolute(figures.resumed);
+        metrics::counter!(metric::SNAPSHOT_CHUNKS_REPEATED_TOTAL).absolute(figures.chunks_repeated);
+        metrics::gauge!(metric::SNAPSHOT_BYTES_PER_SECOND).set(figures.bytes_per_second as f64);
     }
 
     fn count_replicas(&self) {

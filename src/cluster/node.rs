@@ -220,6 +220,7 @@ impl Node {
         options.limits = RaftLimits {
             in_flight_bytes: config.group_in_flight_bytes,
             retain_log_bytes: config.log_retain_bytes,
+            snapshot_hold_log_bytes: config.log_hold_bytes,
             snapshot_bytes_per_second: Some(config.snapshot_bytes_per_second).filter(|rate| *rate > 0),
             ..RaftLimits::default()
         };

@@ -209,6 +209,7 @@ impl Node {
             let key = GroupKey { group: listed.group, replica: listed.replica };
             let directory = node.directory_of(listed);
             node.log.forget(key).map_err(|source| NodeError::Io { path: directory.clone(), source })?;
+            registry.forget_snapshots(listed.group, listed.replica);
             match std::fs::remove_dir_all(&directory) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     Err(NodeError::Io { path: directory, source: error })

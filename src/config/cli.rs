@@ -75,6 +75,11 @@ pub struct ServerArgs {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget: Option<u64>,
+    /// Log kept, beyond --log-retain-bytes and per group, behind a raft snapshot that is being sent. If more is pushed than
+    /// this while one is on its way, its receiver needs another at once: raise it, or --snapshot-bytes-per-second.
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_hold_bytes: Option<u64>,
     /// Longest time between two flush cycles of a shard.
     #[arg(long, value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,8 +96,9 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_threads: Option<usize>,
-    /// Bytes a second of snapshots sent (0: no limit).
-    #[arg(long, value_name = "BYTES")]
+    /// Bytes a second of raft snapshots that this node sends, over all receivers (0: no limit). Lower it when pushes slow
+    /// down while a replica is rebuilt; raise it when a rebuild takes longer than --log-hold-bytes lasts.
+    #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes_per_second: Option<u64>,
     /// How long a silent client keeps its session.

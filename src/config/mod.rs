@@ -61,6 +61,9 @@ pub struct ServerConfig {
     pub log_retain_bytes: u64,
     /// Rows in memory, over all shards: above it rows that are not used leave, and come back from disk on use. 0: no limit.
     pub memory_budget: u64,
+    /// Log kept beyond `log_retain_bytes`, per group, behind a raft snapshot while it is being sent: less than is pushed in
+    /// that time, and the receiver needs another one at once.
+    pub log_hold_bytes: u64,
     /// Time between two flush cycles of a shard, at the most.
     pub flush_interval_ms: u64,
     /// A shard with this many dirty bytes is flushed without waiting for the interval.
@@ -77,7 +80,7 @@ pub struct ServerConfig {
     pub node_in_flight_bytes: u64,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
-    /// Bytes a second of snapshots sent to other replicas; 0: no limit.
+    /// Bytes a second of raft snapshots sent, over all receivers; 0: no limit.
     pub snapshot_bytes_per_second: u64,
     /// Listen on other than loopback although there is no TLS.
     pub insecure: bool,
@@ -102,6 +105,7 @@ impl Default for ServerConfig {
             log_cache_bytes: 256 << 20,
             log_retain_bytes: 64 << 20,
             memory_budget: 0,
+            log_hold_bytes: 2 << 30,
             flush_interval_ms: 2000,
             flush_dirty_bytes: 64 << 20,
             apply_threads: 2,
@@ -110,7 +114,7 @@ impl Default for ServerConfig {
             stream_in_flight_bytes: 64 << 20,
             node_in_flight_bytes: 512 << 20,
             session_lease_seconds: 3600,
-            snapshot_bytes_per_second: 0,
+            snapshot_bytes_per_second: 100 << 20,
             insecure: false,
         }
     }
@@ -141,6 +145,9 @@ impl ServerConfig {
         }
         if !(1 << 20..=4 << 30).contains(&self.log_segment_bytes) {
             return field("log_segment_bytes", "must be from 1 MiB to 4 GiB".into());
+        }
+        if (1..1 << 20).contains(&self.snapshot_bytes_per_second) {
+            return field("snapshot_bytes_per_second", "must be 0 (no limit) or at least 1 MiB".into());
         }
         if self.apply_threads == 0 || self.apply_threads > 256 {
             return field("apply_threads", "must be from 1 to 256".into());

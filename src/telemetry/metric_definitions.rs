@@ -32,6 +32,16 @@ pub const MEMORY_USED_BYTES: &str = "evershard_memory_used_bytes";
 pub const MEMORY_BUDGET_BYTES: &str = "evershard_memory_budget_bytes";
 /// Bytes written to disk, by `part`: `log`, `flush`, `compaction`. Over `evershard_push_bytes_total`: write amplification.
 pub const DISK_WRITTEN_BYTES_TOTAL: &str = "evershard_disk_written_bytes_total";
+/// Raft snapshots, by `outcome` (`sent`, `received`, `failed`); `failed` are attempts to send that broke off.
+pub const SNAPSHOTS_TOTAL: &str = "evershard_snapshots_total";
+/// Attempts to send a raft snapshot that went on where an earlier one broke off.
+pub const SNAPSHOTS_RESUMED_TOTAL: &str = "evershard_snapshots_resumed_total";
+/// Bytes of raft snapshots, by `kind` (`sent`, `received`, `skipped`); `skipped` were not sent because the receiver had them.
+pub const SNAPSHOT_BYTES_TOTAL: &str = "evershard_snapshot_bytes_total";
+/// Chunks of raft snapshots that were sent again because they arrived damaged.
+pub const SNAPSHOT_CHUNKS_REPEATED_TOTAL: &str = "evershard_snapshot_chunks_repeated_total";
+/// Bytes of raft snapshots sent a second, of late.
+pub const SNAPSHOT_BYTES_PER_SECOND: &str = "evershard_snapshot_bytes_per_second";
 /// 1 when the node is ready.
 pub const NODE_READY: &str = "evershard_node_ready";
 
@@ -58,5 +68,18 @@ pub fn describe() {
         Unit::Bytes,
         "Written to disk, by part: log, flush, compaction"
     );
+    describe_counter!(SNAPSHOTS_TOTAL, Unit::Count, "Raft snapshots, by outcome");
+    describe_counter!(
+        SNAPSHOTS_RESUMED_TOTAL,
+        Unit::Count,
+        "Raft snapshots gone on with where they broke off"
+    );
+    describe_counter!(SNAPSHOT_BYTES_TOTAL, Unit::Bytes, "Bytes of raft snapshots, by kind");
+    describe_counter!(
+        SNAPSHOT_CHUNKS_REPEATED_TOTAL,
+        Unit::Count,
+        "Chunks sent again because they were damaged"
+    );
+    describe_gauge!(SNAPSHOT_BYTES_PER_SECOND, Unit::Bytes, "Bytes of raft snapshots sent a second, of late");
     describe_gauge!(NODE_READY, "1 when the node is ready");
 }

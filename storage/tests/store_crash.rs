@@ -5,9 +5,14 @@
 //! opens the store, replays from `replay_from` to `complete_at` and compares with the log applied from nothing: every lost,
 //! doubled or reordered change shows, because the changes do not commute.
 //!
-//! What SIGKILL cannot show is a missing fsync: the page cache survives it.
+//! Of an install every system call that changes a file is such a step, RocksDB's own included (`store_crash/syscalls.rs`).
+//!
+//! What SIGKILL cannot show is a missing fsync: the page cache survives it. Of an install the order of its syncs is checked.
 //!
 //! Needs `--features failpoints`.
+
+#[path = "store_crash/syscalls.rs"]
+mod syscalls;
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -194,13 +199,17 @@ fn check(directory: &Path) -> u64 {
     memory.applied
 }
 
-fn run_child(task: &str, folder: &Path, point: &str, pass: u32) -> bool {
-    let status = Command::new(std::env::current_exe().unwrap())
+fn child_of(task: &str, folder: &Path, point: &str, pass: u32) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["child", "--exact", "--ignored", "--nocapture"])
         .env("STORE_CRASH", format!("{task};{};{point};{pass}", folder.display()))
-        .stdout(std::process::Stdio::null())
-        .status()
-        .unwrap();
+        .stdout(std::process::Stdio::null());
+    command
+}
+
+fn run_child(task: &str, folder: &Path, point: &str, pass: u32) -> bool {
+    let status = child_of(task, folder, point, pass).status().unwrap();
     match status.signal() {
         Some(signal) => {
             assert_eq!(signal, libc::SIGKILL);
@@ -271,21 +280,110 @@ fn a_kill_at_any_step_of_a_flush_recovers_exactly() {
     assert!(kills >= 30, "{kills}");
 }
 
+/// A replica that has applied 24 entries, and what a sender that has applied 74 has linked.
+fn prepare_install(folder: &Path) {
+    let (store, mut memory) = Memory::recover(&folder.join("replica"));
+    (1..=20).for_each(|index| memory.apply(index));
+    memory.flush(&store);
+    let sender = ReplicaStore::create(&folder.join("sender"), &identity(2), &shared()).unwrap();
+    let mut memory = Memory::new();
+    (1..=70).for_each(|index| memory.apply(index));
+    memory.flush(&sender);
+    sender.link_to(&folder.join("links")).unwrap();
+}
+
+/// Every system call that changes a file is a place to die at. What is found afterwards is the old state whole or the new one
+/// whole, never damage, and the replica takes the snapshot when it is sent again.
+#[test]
+fn a_kill_at_every_io_of_an_install_leaves_the_old_state_or_the_new() {
+    let (mut old, mut new) = (0, 0);
+    for kill_at in 1.. {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        prepare_install(folder.path());
+        let child = child_of("install", folder.path(), "none", 0);
+        let call = match syscalls::run(child, folder.path(), Some(kill_at), |_| {}) {
+            Ok(syscalls::Ended::Killed(call)) => call,
+            Ok(syscalls::Ended::Done(calls)) => {
+                assert_eq!(check(&path("replica")), 74);
+                println!("{calls} calls; the old state after {old} of them, the new one after {new}");
+                break;
+            }
+            Err(error) => return eprintln!("skipped: nobody may be traced here: {error}"),
+        };
+        match check(&path("replica")) {
+            24 => {
+                old += 1;
+                assert_eq!(new, 0, "{call:?}, the {kill_at}. call: back to the old state");
+            }
+            74 => new += 1,
+            other => panic!("{call:?}, the {kill_at}. call: at {other}"),
+        }
+        let (sender, _) = ReplicaStore::open(&path("sender"), &identity(2), &shared()).unwrap();
+        sender.link_to(&path("again")).unwrap();
+        let (store, _) = Memory::recover(&path("replica"));
+        store.replace_with(&path("again")).unwrap();
+        drop(store);
+        assert_eq!(check(&path("replica")), 74, "{call:?}, the {kill_at}. call");
+    }
+    assert!(old > 20 && new > 3, "{old} {new}");
+}
+
+/// What a power cut would take must not count: everything that was received is synced before the record that names it is
+/// there, and the record before anything of the old state goes.
+#[test]
+fn an_install_syncs_what_counts_before_it_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    prepare_install(folder.path());
+    let replica = folder.path().join("replica");
+    let mut dirty = syscalls::Dirty::default();
+    // As it was received: nobody has synced anything.
+    for place in ["links", "links/rocks"] {
+        for entry in std::fs::read_dir(folder.path().join(place)).unwrap() {
+            dirty.follow(&syscalls::Call::Make(entry.unwrap().path()));
+        }
+    }
+    let (mut swapped, mut is_durable) = (false, false);
+    let mut removed_before = Vec::new();
+    let child = child_of("install", folder.path(), "none", 0);
+    let ended = syscalls::run(child, folder.path(), None, |call| {
+        if let syscalls::Call::Rename(_, to) = call
+            && *to == replica.join("meta")
+        {
+            let rocks = replica.join("rocks-0000000000000001");
+            let lost: Vec<_> = dirty
+                .0
+                .iter()
+                .filter(|path| path.starts_with(&rocks) || **path == replica.join("meta.tmp"))
+                .collect();
+            assert!(lost.is_empty(), "not synced when the record is there: {lost:?}");
+            swapped = true;
+        }
+        let old = replica.join("rocks-0000000000000000");
+        if let syscalls::Call::Remove(path) = call
+            && path.starts_with(&old)
+            && !is_durable
+        {
+            removed_before.push(path.clone());
+        }
+        dirty.follow(call);
+        is_durable |= swapped && !dirty.0.contains(&replica);
+    });
+    match ended {
+        Ok(_) => assert!(swapped && is_durable, "the record is durable"),
+        Err(error) => return eprintln!("skipped: nobody may be traced here: {error}"),
+    }
+    // What RocksDB itself tidies up when the old state is opened is none of the install's.
+    let sst = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "sst");
+    assert_eq!(removed_before.iter().filter(sst).count(), 0, "{removed_before:?}");
+}
+
 #[test]
 fn a_kill_at_any_step_of_an_install_leaves_the_old_state_or_the_new() {
     for point in INSTALL_POINTS {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        {
-            let (store, mut memory) = Memory::recover(&path("replica"));
-            (1..=20).for_each(|index| memory.apply(index));
-            memory.flush(&store);
-            let sender = ReplicaStore::create(&path("sender"), &identity(2), &shared()).unwrap();
-            let mut memory = Memory::new();
-            (1..=70).for_each(|index| memory.apply(index));
-            memory.flush(&sender);
-            sender.link_to(&path("links")).unwrap();
-        }
+        prepare_install(folder.path());
         let before = check(&path("replica"));
         assert!(run_child("install", folder.path(), point, 1), "{point} was not passed");
         let after = check(&path("replica"));

@@ -46,6 +46,8 @@ pub enum FrameKind {
     SnapshotFinish = 7,
     /// It will not be finished.
     SnapshotAbort = 8,
+    /// What the receiver kept of some files is not what the sender has.
+    SnapshotForget = 9,
     /// An answer, laid out by the kind that it answers.
     Reply = 128,
     /// A typed refusal.
@@ -65,6 +67,7 @@ impl FrameKind {
             6 => Self::SnapshotChunk,
             7 => Self::SnapshotFinish,
             8 => Self::SnapshotAbort,
+            9 => Self::SnapshotForget,
             128 => Self::Reply,
             129 => Self::Refused,
             _ => return None,
@@ -96,6 +99,9 @@ pub enum Refusal {
     /// A snapshot could not be received.
     #[error("the snapshot is refused: {0}")]
     Snapshot(String),
+    /// There is no room for a snapshot on the receiver's disk: worth trying again later.
+    #[error("no room for the snapshot: {0}")]
+    NoSpace(String),
 }
 
 impl Refusal {
@@ -108,6 +114,7 @@ impl Refusal {
             Self::Stopped(text) => (5, text.as_str()),
             Self::Superseded => (6, ""),
             Self::Snapshot(text) => (7, text.as_str()),
+            Self::NoSpace(text) => (8, text.as_str()),
         };
         let mut out = BytesMut::with_capacity(4 + text.len());
         out.put_u8(VERSION);
@@ -130,6 +137,7 @@ impl Refusal {
             5 => Self::Stopped(text),
             6 => Self::Superseded,
             7 => Self::Snapshot(text),
+            8 => Self::NoSpace(text),
             other => return Err(DecodeError::Invalid { what: "refusal code", value: u64::from(other) }),
         })
     }

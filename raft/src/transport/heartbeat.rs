@@ -59,7 +59,8 @@ fn action(kind: FrameKind) -> RPCTypes {
         FrameKind::SnapshotBegin
         | FrameKind::SnapshotChunk
         | FrameKind::SnapshotFinish
-        | FrameKind::SnapshotAbort => RPCTypes::InstallSnapshot,
+        | FrameKind::SnapshotAbort
+        | FrameKind::SnapshotForget => RPCTypes::InstallSnapshot,
         FrameKind::Append | FrameKind::Reply | FrameKind::Refused => RPCTypes::AppendEntries,
     }
 }

@@ -6,7 +6,6 @@
 //!
 //! Not here: connections (`peer_client`), what the receiver does (`router`).
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,27 +26,31 @@ use super::{FrameKind, Lane, Refusal, Target, Transport, TransportError, codec};
 use crate::applier::SnapshotData;
 use crate::options::{RaftLimits, RaftTiming};
 use crate::snapshot::stream::SnapshotSender;
+use crate::snapshot::traffic::SnapshotTraffic;
 use crate::type_config::{Peer, Runtime, TypeConfig, Vote};
 
+/// Before a receiver whose disk is full is asked again.
+const NO_SPACE_PAUSE: Duration = Duration::from_secs(2);
+
 /// Makes the network clients of one replica.
-pub(crate) struct NetworkFactory<RT> {
+pub(crate) struct NetworkFactory<RT: Runtime> {
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) group: u64,
     pub(crate) replica: u64,
     pub(crate) timing: RaftTiming,
     pub(crate) limits: RaftLimits,
-    pub(crate) _runtime: PhantomData<fn() -> RT>,
+    pub(crate) snapshots: Arc<SnapshotTraffic<RT>>,
 }
 
 /// One replica's way to another.
-pub(crate) struct Network<RT> {
+pub(crate) struct Network<RT: Runtime> {
     transport: Arc<dyn Transport>,
     sender: u64,
     target: Target,
     lane: Lane,
     timing: RaftTiming,
     limits: RaftLimits,
-    _runtime: PhantomData<fn() -> RT>,
+    snapshots: Arc<SnapshotTraffic<RT>>,
 }
 
 impl<RT: Runtime> NetworkFactory<RT> {
@@ -59,7 +62,7 @@ impl<RT: Runtime> NetworkFactory<RT> {
             lane,
             timing: self.timing.clone(),
             limits: self.limits.clone(),
-            _runtime: PhantomData,
+            snapshots: Arc::clone(&self.snapshots),
         }
     }
 }
@@ -191,8 +194,16 @@ impl<RT: Runtime> RaftNetworkV2<TypeConfig<RT>> for Network<RT> {
             self.target.clone(),
             vote,
             self.limits.clone(),
+            Arc::clone(&self.snapshots),
         );
-        let sending = Box::pin(sender.send(source));
+        let at_least = snapshot.meta.last_log_id.map_or(0, |last| last.index());
+        let sending = Box::pin(async move {
+            let sent = sender.send(source, at_least).await;
+            if sent.as_ref().is_err_and(|error| error.is_no_space()) {
+                RT::sleep(NO_SPACE_PAUSE).await;
+            }
+            sent
+        });
         let cancelled = Box::pin(cancel);
         match futures_util::future::select(sending, cancelled).await {
             futures_util::future::Either::Left((sent, _)) => match sent {
@@ -204,7 +215,7 @@ impl<RT: Runtime> RaftNetworkV2<TypeConfig<RT>> for Network<RT> {
                         %error,
                         "a snapshot was not received"
                     );
-                    // Unreachable makes openraft back off before it starts over with fresh links.
+                    // Unreachable makes openraft back off before it asks for the snapshot again.
                     Err(StreamingError::Unreachable(Unreachable::from_string(error)))
                 }
             },

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use evershard_raft::transport::Router;
 use evershard_raft::{
-    Group, GroupHost, InlineExecutor, Peer, RaftOptions, RaftTiming, Runtime, StateMachine,
+    Group, GroupHost, InlineExecutor, Peer, RaftOptions, RaftTiming, Runtime, SnapshotTraffic, StateMachine,
 };
 use evershard_storage::log::{Driver, Log, LogOptions};
 use evershard_storage::testing::{Loss, SimDisk};
@@ -139,11 +139,13 @@ impl<M: Machine> World<M> {
             shared: &self.shared,
         });
         let router = Arc::new(Router::default());
+        let snapshots = SnapshotTraffic::new(&options.limits);
         let host = GroupHost::<SimRuntime> {
             options,
             executor: Arc::new(InlineExecutor),
             transport: self.net.transport(id),
             router: Arc::clone(&router),
+            snapshots,
         };
         // The disk works while the group opens: votes and purges are durable before their calls return.
         let handle = log.group(GROUP, replica(id)).expect("log");

@@ -11,9 +11,11 @@
 //! Not here: RocksDB, which does its own I/O.
 
 mod durable_file;
+mod hints;
 mod real_disk;
 
 pub use durable_file::{read_whole, write_durably};
+pub use hints::{Space, forget_cached, space};
 pub use real_disk::RealDisk;
 
 use std::fmt::Debug;
