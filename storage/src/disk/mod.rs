@@ -11,9 +11,11 @@
 //! Not here: RocksDB, which does its own I/O.
 
 mod durable_file;
+mod free_space;
 mod real_disk;
 
 pub use durable_file::{read_whole, write_durably};
+pub use free_space::FreeSpace;
 pub use real_disk::RealDisk;
 
 use std::fmt::Debug;

@@ -15,6 +15,7 @@ use super::group::Group;
 use super::queue::Action;
 use super::reader;
 use super::record::BODY_BYTES_MAX;
+use super::room::LogRoom;
 use super::shared::Shared;
 use super::{Entry, EntryId, GroupKey, GroupLogState};
 use crate::log::group_index::{GroupIndex, Source};
@@ -50,6 +51,19 @@ impl GroupLog {
     /// bounds the queue.
     pub async fn admitted(&self) {
         self.shared.queue.admitted().await;
+    }
+
+    /// Whether this may be appended now: on a full disk the reserve is for what `is_essential` to the group, and what else
+    /// there is may use the first half of it. Asked by whoever can still refuse; `append` takes what it is given.
+    pub fn has_room(&self, bytes: u64, is_essential: bool) -> bool {
+        match self.shared.log_room() {
+            LogRoom::Ample => true,
+            LogRoom::Reserve { bytes: left } if is_essential => left > bytes,
+            LogRoom::Reserve { bytes: left } => {
+                left.saturating_sub(bytes) >= self.shared.options.segment_bytes / 2
+            }
+            LogRoom::Out => false,
+        }
     }
 
     /// Appends; readable on return. The first entry must follow the last one there is (or the purged one); on a blank

@@ -7,6 +7,7 @@ use super::group::Group;
 use super::group_index::GroupIndex;
 use super::queue::{Action, Queue};
 use super::recovery::{self, Opened};
+use super::room::{LogRoom, Room};
 use super::segment_set::SegmentSet;
 use super::shared::{Counters, Progress, Shared};
 use super::stall::Stall;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// The writer's thread waits at most this long for something urgent; then it writes what is not.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// Between two tries to write on a full disk.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A healthy group found when the log was opened.
 #[derive(Debug, Clone)]
@@ -117,6 +120,7 @@ impl Log {
         let opened = recovery::open(&options, &*disk)?;
         let recovery = report(&opened);
         let shared = Arc::new(share(options, disk, driver, opened));
+        shared.chores.request_spare();
         let inner = Inner { shared, threads: Mutex::default(), _lock: lock };
         let log = Log { inner: Arc::new(inner) };
         if driver == Driver::Threaded {
@@ -258,7 +262,12 @@ impl Log {
         self.inner.shared.stall.stalled_for()
     }
 
-    /// `Driver::Manual`: commits one batch; false if nothing was queued.
+    /// What room there is on the disk.
+    pub fn room(&self) -> LogRoom {
+        self.inner.shared.log_room()
+    }
+
+    /// `Driver::Manual`: commits one batch; false if nothing was queued, or the disk is full.
     pub fn pump(&self) -> bool {
         self.inner.shared.pump_with(&mut self.inner.shared.writer.lock())
     }
@@ -331,9 +340,18 @@ fn join(thread: Option<JoinHandle<()>>) {
 
 fn write_until_stopped(shared: &Shared) {
     loop {
-        let operations = shared.queue.wait_and_take(shared.options.batch_bytes_max, IDLE_WAIT);
+        let operations = shared
+            .queue
+            .wait_and_take(shared.room.batch_bytes(shared.options.batch_bytes_max), IDLE_WAIT);
         if !operations.is_empty() {
-            shared.writer.lock().commit(shared, operations);
+            let is_one = operations.len() == 1;
+            if shared.writer.lock().commit(shared, operations) || !is_one {
+                continue;
+            }
+            if shared.queue.stopped().is_some() {
+                return shared.refuse_queued();
+            }
+            thread::sleep(FULL_PAUSE);
         } else if shared.queue.stopped().is_some() {
             return;
         }
@@ -381,6 +399,8 @@ fn share(options: LogOptions, disk: Arc<dyn Disk>, driver: Driver, opened: Opene
     let groups =
         opened.groups.into_iter().map(|(key, index)| (key, Arc::new(Group::new(key, index)))).collect();
     let progress = Progress { active: opened.active.clone(), written: opened.end, synced: opened.synced };
+    let room = Room::default();
+    room.set_left(opened.active.reserved().saturating_sub(opened.end.offset));
     Shared {
         queue: Queue::new(options.queue_bytes_max),
         options,
@@ -395,6 +415,7 @@ fn share(options: LogOptions, disk: Arc<dyn Disk>, driver: Driver, opened: Opene
         cached_bytes: AtomicU64::new(0),
         counters: Counters::default(),
         stall: Stall::default(),
+        room,
         is_failed: AtomicBool::new(false),
     }
 }
