@@ -109,7 +109,7 @@ impl<RT: Runtime> GroupHost<RT> {
             Arc::clone(&state),
             installer,
             Arc::clone(&self.executor),
-            is_new,
+            log.clone(),
         ));
         if is_new {
             endpoint.open_door();

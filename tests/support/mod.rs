@@ -12,6 +12,7 @@ pub(crate) mod ports;
 pub(crate) mod proxy;
 pub(crate) mod pusher;
 pub(crate) mod raw;
+pub(crate) mod small_disk;
 pub(crate) mod trainer;
 
 pub(crate) use cluster::{Cluster, Options};

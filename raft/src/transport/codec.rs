@@ -96,6 +96,9 @@ pub enum Refusal {
     /// A snapshot could not be received.
     #[error("the snapshot is refused: {0}")]
     Snapshot(String),
+    /// The disk of the replica's node is full: entries are taken when there is space again.
+    #[error("the replica's log has no room: its disk is full")]
+    NoRoom,
 }
 
 impl Refusal {
@@ -108,6 +111,7 @@ impl Refusal {
             Self::Stopped(text) => (5, text.as_str()),
             Self::Superseded => (6, ""),
             Self::Snapshot(text) => (7, text.as_str()),
+            Self::NoRoom => (8, ""),
         };
         let mut out = BytesMut::with_capacity(4 + text.len());
         out.put_u8(VERSION);
@@ -130,6 +134,7 @@ impl Refusal {
             5 => Self::Stopped(text),
             6 => Self::Superseded,
             7 => Self::Snapshot(text),
+            8 => Self::NoRoom,
             other => return Err(DecodeError::Invalid { what: "refusal code", value: u64::from(other) }),
         })
     }
