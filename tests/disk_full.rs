@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use evershard_proto::v1::{DiskStatus, ErrorDetail, ErrorKind};
 use prost::Message;
 use support::ledger::Ledger;
@@ -156,14 +158,20 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
         run.wait_low(id, true).await;
     }
     // Told to whoever asks, with the disk's name and when to come back.
-    let mut session = raw::RawSession::open(&run.cluster).await;
+    let session = raw::RawSession::open(&run.cluster).await;
+    let (id, taken) = (1_000_000, AtomicU64::new(0));
     let number = run.table.table.number();
-    let shard = raw::shard_of(&run.cluster, number, 5).await;
+    let shard = raw::shard_of(&run.cluster, number, id).await;
     let refused = eventually("a push is refused", || async {
         let leader = run.cluster.leader_of(shard.shard).await;
-        let body = raw::body(session.number, 1, number, DIM as u32, &[5], &[1.0; DIM]);
+        let seq = taken.load(Ordering::SeqCst) + 1;
+        let body = raw::body(session.number, seq, number, DIM as u32, &[id], &[1.0; DIM]);
         match raw::push(&run.cluster, leader, shard.group, body).await {
-            Ok(reply) => panic!("taken: {reply:?}"),
+            // It is a moment from noticing to refusing.
+            Ok(_) => {
+                taken.store(seq, Ordering::SeqCst);
+                Err("taken".to_owned())
+            }
             Err(status) if raw::kind(&status) == ErrorKind::Exhausted => Ok(status),
             Err(status) => Err(status.to_string()),
         }
@@ -192,17 +200,15 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
         disk.empty();
     }
     // The number that was refused was not used up.
-    let group = shard.group;
-    let seq = session.next(group);
-    let body = raw::body(session.number, seq, number, DIM as u32, &[1_000_000], &[1.0; DIM]);
-    let shard = raw::shard_of(&run.cluster, number, 1_000_000).await;
-    if shard.group == group {
-        eventually("the refused number is taken", || async {
-            let leader = run.cluster.leader_of(shard.shard).await;
-            raw::push(&run.cluster, leader, group, body.clone()).await.map_err(|status| status.to_string())
-        })
-        .await;
-    }
+    let seq = taken.load(Ordering::SeqCst) + 1;
+    let body = raw::body(session.number, seq, number, DIM as u32, &[id], &[1.0; DIM]);
+    eventually("the refused number is taken", || async {
+        let leader = run.cluster.leader_of(shard.shard).await;
+        raw::push(&run.cluster, leader, shard.group, body.clone()).await.map_err(|status| status.to_string())
+    })
+    .await;
+    let row = run.table.pull(&[id]).await.unwrap();
+    assert_eq!(row, vec![-(seq as f32); DIM]);
     run.finish().await;
 }
 

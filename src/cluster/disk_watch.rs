@@ -163,19 +163,21 @@ impl DiskWatch {
             ));
         }
         let DiskView { free, mark, .. } = view;
-        if view.is_low {
-            return Some(format!(
+        let low = view.is_low.then(|| {
+            format!(
                 "node {node} has {} bytes and {} inodes free in {path}, its low-water mark is {} bytes and {} inodes",
                 free.bytes, free.inodes, mark.bytes, mark.inodes
-            ));
-        }
-        match view.room {
+            )
+        });
+        let log = match view.room {
             LogRoom::Ample => None,
             LogRoom::Reserve { bytes } => {
                 Some(format!("the log of node {node} in {path} has {bytes} bytes of its reserve left"))
             }
-            LogRoom::Out => Some(format!("the log of node {node} in {path} waits for space")),
-        }
+            LogRoom::Out => Some(format!("the log of node {node} in {path} has used up its reserve, and waits")),
+        };
+        let notes: Vec<String> = low.into_iter().chain(log).collect();
+        (!notes.is_empty()).then(|| notes.join("; "))
     }
 
     /// Shows it in the metrics.

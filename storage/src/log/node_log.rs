@@ -174,22 +174,24 @@ impl Log {
         self.settle(|done| GroupLog::new(self.inner.shared.clone(), group).destroy(done))
     }
 
-    /// Quarantines a group that turned out to be damaged while running; durable when it returns. Its handles go on
-    /// working: the caller stops the replica.
+    /// Quarantines a group that turned out to be damaged while running; durable when it returns. Its handles refuse
+    /// everything from now on. Damage that a read meets is noticed by itself: see [`Log::damaged`].
     pub fn quarantine(&self, key: GroupKey, reason: &str) -> io::Result<()> {
         let shared = &self.inner.shared;
         let Some(group) = shared.groups.read().get(&key).cloned() else {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("no {key} in the log")));
         };
-        let (cause, reason) = (QuarantineCause::Damage, reason.to_owned());
         self.settle(|done| {
-            let mut index = group.lock();
-            index.quarantine = Some((cause, reason.clone()));
-            let refused = shared.queue(&group, Action::Quarantine { cause, reason }, Some(done));
-            drop(index);
-            refused.answer();
+            shared.spoil(&group, reason.to_owned(), Some(done));
             shared.drive();
         })
+    }
+
+    /// Groups whose logs were found damaged since the log was opened (a bad checksum on a read, a file cut short), with
+    /// what was found; until they are forgotten. Their handles refuse everything: the caller replaces the replicas.
+    pub fn damaged(&self) -> Vec<(GroupKey, String)> {
+        let damaged = self.inner.shared.damaged.lock();
+        damaged.iter().map(|(key, reason)| (*key, reason.clone())).collect()
     }
 
     /// Lifts a quarantine after an operator has decided that this replica's data is the best there is. Only where the
@@ -416,6 +418,7 @@ fn share(options: LogOptions, disk: Arc<dyn Disk>, driver: Driver, opened: Opene
         counters: Counters::default(),
         stall: Stall::default(),
         room,
+        damaged: Mutex::default(),
         is_failed: AtomicBool::new(false),
     }
 }

@@ -1,7 +1,7 @@
 //! What the handles, the writer and the chores share.
 //!
 //! Lock order: writer, then groups, then one group, then any one of the small locks (queue, segments, progress, floor,
-//! chores). No lock but the writer's is held over I/O, except the floor's over the floor's own.
+//! chores, damaged). No lock but the writer's is held over I/O, except the floor's over the floor's own.
 //!
 //! Not here: what each of them does.
 
@@ -15,7 +15,7 @@ use super::segment::{Position, Segment};
 use super::segment_set::SegmentSet;
 use super::stall::Stall;
 use super::writer::Writer;
-use super::{Driver, GroupKey, LogError, LogOptions};
+use super::{Driver, GroupKey, LogError, LogOptions, QuarantineCause};
 use crate::disk::Disk;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -61,6 +61,8 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) stall: Stall,
     pub(super) room: Room,
+    /// Groups whose logs were found damaged since this one was opened, and are not forgotten yet.
+    pub(super) damaged: Mutex<BTreeMap<GroupKey, String>>,
     pub(super) is_failed: AtomicBool,
 }
 
@@ -109,6 +111,26 @@ impl Shared {
                 return false;
             }
         }
+    }
+
+    /// The group's log turned out to be damaged: from now on it refuses everything but to be forgotten, and nothing of
+    /// it is needed any more once that is durable. Takes the group's lock; waits for nothing.
+    pub(super) fn spoil(&self, group: &Arc<Group>, reason: String, done: Option<DurableCallback>) {
+        let mut index = group.lock();
+        if index.is_destroyed || index.is_spoiled() {
+            drop(index);
+            if let Some(done) = done {
+                done(Ok(()));
+            }
+            return;
+        }
+        tracing::error!(group = %group.key, reason, "the log of a replica is damaged: it is quarantined");
+        let cause = QuarantineCause::Damage;
+        index.quarantine = Some((cause, reason.clone()));
+        self.damaged.lock().insert(group.key, reason.clone());
+        let refused = self.queue(group, Action::Quarantine { cause, reason }, done);
+        drop(index);
+        refused.answer();
     }
 
     /// What room there is on the disk.

@@ -115,6 +115,9 @@ impl Writer {
     }
 
     fn sync(&self, shared: &Shared, end: Position) -> Result<(), LogError> {
+        fail::fail_point!("log::sync_error", |_| Err(LogError::io("sync", &self.active.path)(
+            std::io::Error::from_raw_os_error(libc::EIO)
+        )));
         self.active.file.sync_data().map_err(LogError::io("sync", &self.active.path))?;
         shared.counters.syncs.fetch_add(1, Ordering::Relaxed);
         shared.note_synced(end);
@@ -158,9 +161,12 @@ impl Writer {
             match &operation.action {
                 Action::Destroy => {
                     shared.groups.write().remove(&operation.group.key);
+                    shared.damaged.lock().remove(&operation.group.key);
                     frees_segments = true;
                 }
-                Action::Purge { .. } | Action::Truncate { .. } => frees_segments = true,
+                Action::Purge { .. } | Action::Truncate { .. } | Action::Quarantine { .. } => {
+                    frees_segments = true;
+                }
                 Action::Relocate { entries, .. } => {
                     let bytes = entries.iter().map(|(_, entry)| entry.payload.len() as u64).sum();
                     shared.counters.relocated_bytes.fetch_add(bytes, Ordering::Relaxed);
