@@ -10,7 +10,9 @@ pub enum FailpointError {
     #[error("EVERSHARD_FAILPOINTS is set, but this build has no failpoints (feature `failpoints`)")]
     NotBuiltIn,
     /// The setting does not parse.
-    #[error("EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N, name=fail@N, name=fail-after@N or name=hang@FILE")]
+    #[error(
+        "EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N, name=fail@N, name=fail-after@N or name=hang@FILE"
+    )]
     Malformed {
         /// The part that does not parse.
         setting: String,

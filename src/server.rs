@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::TcpIncoming;
 
-use crate::cluster::{agent, disk_keeper};
 use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
+use crate::cluster::{agent, disk_keeper};
 use crate::config::ServerConfig;
 use crate::service::{AdminDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};

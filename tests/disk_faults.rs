@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use support::frozen_disk::FrozenDisk;
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
@@ -28,13 +29,17 @@ struct Run {
 impl Run {
     async fn start(options: Options, failpoints: Option<&str>) -> Self {
         let mut cluster = Cluster::start(Options { shards: 2, ..options }).await;
-        let trainer = Trainer::connect(&cluster.endpoints()).await;
-        let table = trainer.integers("audit", DIM).await;
         if failpoints.is_some() {
             cluster.kill(VICTIM);
             cluster.node_mut(VICTIM).start(failpoints);
             cluster.wait_ready().await;
         }
+        Self::over(cluster).await
+    }
+
+    async fn over(cluster: Cluster) -> Self {
+        let trainer = Trainer::connect(&cluster.endpoints()).await;
+        let table = trainer.integers("audit", DIM).await;
         let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
         let pushers: Vec<Pusher> =
             (0..2).map(|seed| Pusher::start(cluster.endpoints(), load.clone(), seed)).collect();
@@ -68,7 +73,8 @@ impl Run {
 async fn a_leader_on_a_hung_disk_gives_way() {
     let elsewhere = tempfile::tempdir().unwrap();
     let hang = elsewhere.path().join("hang");
-    let held = ["append::before_sync", "save_vote::before_sync"].map(|p| format!("{p}=hang@{}", hang.display()));
+    let held =
+        ["append::before_sync", "save_vote::before_sync"].map(|p| format!("{p}=hang@{}", hang.display()));
     let options = Options::default().arg("--disk-stall-ms", 500);
     let run = Run::start(options, Some(&held.join(";"))).await;
     for _ in 0..2 {
@@ -79,7 +85,11 @@ async fn a_leader_on_a_hung_disk_gives_way() {
         wait_progress(&run.pushers, 50).await;
         for shard in run.cluster.shards() {
             let leader = eventually("another leads", || async {
-                run.cluster.leader_now(shard).await.filter(|id| *id != VICTIM).ok_or_else(|| "not yet".to_owned())
+                run.cluster
+                    .leader_now(shard)
+                    .await
+                    .filter(|id| *id != VICTIM)
+                    .ok_or_else(|| "not yet".to_owned())
             })
             .await;
             assert_ne!(leader, VICTIM);
@@ -90,6 +100,34 @@ async fn a_leader_on_a_hung_disk_gives_way() {
         let metrics = victim.http("/metrics").await;
         assert!(metrics.contains("evershard_log_stalled 1"), "{metrics}");
         std::fs::remove_file(&hang).unwrap();
+        run.cluster.wait_ready().await;
+        run.cluster.wait_caught_up().await;
+    }
+    run.finish().await;
+}
+
+/// The same with a file system that really hangs: for `make chaos`, as root. What writes to it cannot even be killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_on_a_frozen_file_system_gives_way() {
+    if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
+        eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
+        return;
+    }
+    let mut cluster =
+        Cluster::prepare(Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000)).await;
+    let Some(disk) = FrozenDisk::mount(&cluster.node(VICTIM).data()) else { return };
+    cluster.start_all();
+    cluster.create().await;
+    cluster.wait_ready().await;
+    let run = Run::over(cluster).await;
+    for _ in 0..3 {
+        run.lead_all().await;
+        wait_progress(&run.pushers, 10).await;
+        disk.freeze();
+        wait_progress(&run.pushers, 50).await;
+        let ready = run.cluster.node(VICTIM).http("/readyz").await;
+        assert!(ready.contains("503") && ready.contains("has waited for its disk"), "{ready}");
+        disk.thaw();
         run.cluster.wait_ready().await;
         run.cluster.wait_caught_up().await;
     }

@@ -188,7 +188,10 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
         run.table.pull(&ids).await.unwrap();
     }
     let now: Vec<u64> = run.pushers.iter().map(Pusher::acknowledged).collect();
-    assert!(now.iter().zip(&acknowledged).all(|(now, before)| *now <= before + 1), "{acknowledged:?}, {now:?}");
+    assert!(
+        now.iter().zip(&acknowledged).all(|(now, before)| *now <= before + 1),
+        "{acknowledged:?}, {now:?}"
+    );
     // A leader can be elected, and tables be made, from what was reserved.
     run.cluster.kill(VICTIM);
     run.cluster.restart(VICTIM);
@@ -209,6 +212,45 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
     .await;
     let row = run.table.pull(&[id]).await.unwrap();
     assert_eq!(row, vec![-(seq as f32); DIM]);
+    run.finish().await;
+}
+
+/// Two followers below their marks would be needed for the quorum: what they have left is not for pushes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_with_room_takes_no_push_that_only_full_disks_could_keep() {
+    let Some(run) = Run::start(&[1, 2]).await else { return };
+    for disk in &run.disks {
+        disk.fill(4 * MIB);
+    }
+    eventually("node 3 leads, and refuses", || async {
+        for shard in run.cluster.shards() {
+            let leader = run.cluster.leader_of(shard).await;
+            if leader != 3 {
+                return Err(format!("node {leader} leads shard {shard}"));
+            }
+        }
+        let before: Vec<u64> = run.pushers.iter().map(Pusher::acknowledged).collect();
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let now: Vec<u64> = run.pushers.iter().map(Pusher::acknowledged).collect();
+        if now == before { Ok(()) } else { Err(format!("{before:?}, {now:?}")) }
+    })
+    .await;
+    let number = run.table.table.number();
+    let session = raw::RawSession::open(&run.cluster).await;
+    let shard = raw::shard_of(&run.cluster, number, 7).await;
+    let body = raw::body(session.number, 1, number, DIM as u32, &[7], &[1.0; DIM]);
+    let refused = raw::push(&run.cluster, 3, shard.group, body).await.unwrap_err();
+    assert_eq!(raw::kind(&refused), ErrorKind::Exhausted, "{refused}");
+    assert!(
+        refused.message().contains("node 1 has") && refused.message().contains("node 2 has"),
+        "{refused}"
+    );
+    run.table.pull(&[7]).await.unwrap();
+    // One of them is enough.
+    run.disks[0].empty();
+    wait_progress(&run.pushers, 20).await;
+    run.disks[1].empty();
+    run.wait_low(2, false).await;
     run.finish().await;
 }
 

@@ -37,6 +37,8 @@ const HAND_OVER_PAUSE: Duration = Duration::from_secs(2);
 const SILENT_AFTER: Duration = Duration::from_millis(500);
 /// A full node stands after all when a group has had no leader for this many election timeouts.
 const LEADERLESS_TIMEOUTS: u32 = 8;
+/// A message of a push, about: without room for it a log takes none.
+const PUSH_BYTES: u64 = 256 << 10;
 /// Entries that a successor may lack.
 const CAUGHT_UP_LAG: u64 = 64;
 
@@ -49,6 +51,8 @@ struct Memory {
     hand_over_at: HashMap<u64, Instant>,
     /// Since when the disk hangs.
     stalled_since: Option<Instant>,
+    /// Some disk was in trouble at the last look: there is something to take back when none is.
+    was_troubled: bool,
 }
 
 /// Runs until `stop`.
@@ -69,6 +73,12 @@ impl Node {
         self.disk.measure(&view);
         self.show_disk(&view);
         memory.note_stall(view.is_stalled);
+        let is_troubled = view.is_low || view.is_stalled || self.hears_of_full();
+        if !is_troubled && !std::mem::replace(&mut memory.was_troubled, is_troubled) {
+            memory.leaderless.clear();
+            return;
+        }
+        memory.was_troubled = is_troubled;
         let mut shut = HashMap::new();
         let mut moving = Vec::new();
         let shards = self.replicas.shards();
@@ -125,7 +135,7 @@ impl Node {
         let note = self.disk.note(self.config.node_id, view);
         let keeps_nothing = match view.room {
             LogRoom::Ample => false,
-            LogRoom::Reserve { bytes } => bytes < self.config.log_segment_bytes / 2,
+            LogRoom::Reserve { bytes } => bytes < self.config.log_segment_bytes / 2 + PUSH_BYTES,
             LogRoom::Out => true,
         };
         if view.is_stalled || keeps_nothing {

@@ -42,7 +42,9 @@ impl LowWater {
     #[must_use]
     pub fn of(configured_bytes: u64, segment_bytes: u64, disk: &FreeSpace) -> Self {
         let bytes = match configured_bytes {
-            0 => LOW_WATER_BYTES.min(disk.bytes_total / PART).max(2 * segment_bytes).min(disk.bytes_total / 2),
+            0 => {
+                LOW_WATER_BYTES.min(disk.bytes_total / PART).max(2 * segment_bytes).min(disk.bytes_total / 2)
+            }
             bytes => bytes,
         };
         LowWater { bytes, inodes: LOW_WATER_INODES.min(disk.inodes_total / PART) }
@@ -174,7 +176,9 @@ impl DiskWatch {
             LogRoom::Reserve { bytes } => {
                 Some(format!("the log of node {node} in {path} has {bytes} bytes of its reserve left"))
             }
-            LogRoom::Out => Some(format!("the log of node {node} in {path} has used up its reserve, and waits")),
+            LogRoom::Out => {
+                Some(format!("the log of node {node} in {path} has used up its reserve, and waits"))
+            }
         };
         let notes: Vec<String> = low.into_iter().chain(log).collect();
         (!notes.is_empty()).then(|| notes.join("; "))
@@ -226,6 +230,9 @@ mod tests {
         assert_eq!([at(false, 99), at(false, 100), at(true, 124), at(true, 125)], [true, false, true, false]);
         let few = FreeSpace { inodes: 999, ..disk(500, 1000) };
         assert!(mark.is_low(false, &few), "inodes count too");
-        assert!(!mark.is_low(false, &FreeSpace { inodes: 0, inodes_total: 0, ..few }), "where they are counted");
+        assert!(
+            !mark.is_low(false, &FreeSpace { inodes: 0, inodes_total: 0, ..few }),
+            "where they are counted"
+        );
     }
 }

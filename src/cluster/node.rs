@@ -97,8 +97,7 @@ impl Node {
     /// [`NodeError`]: the node does not start.
     pub fn open(config: ServerConfig, readiness: Readiness) -> Result<Arc<Self>, NodeError> {
         let data = &config.data;
-        std::fs::create_dir_all(data)
-            .map_err(|source| NodeError::of_data(data, source))?;
+        std::fs::create_dir_all(data).map_err(|source| NodeError::of_data(data, source))?;
         let identity = Identity::read(data, &config.cluster_id, config.node_id)?;
         let mut options = LogOptions::new(data.join("log"));
         options.segment_bytes = config.log_segment_bytes;
@@ -303,6 +302,12 @@ impl Node {
         let is_well =
             |heard: &Heard| heard.at.elapsed() < HEARD_WITHIN && !heard.disk.low && !heard.disk.stalled;
         node != self.config.node_id && self.heard.lock().get(&node).is_some_and(is_well)
+    }
+
+    /// Whether another node's disk is full, as far as this one has heard.
+    pub(super) fn hears_of_full(&self) -> bool {
+        let heard = self.heard.lock();
+        heard.values().any(|heard| heard.at.elapsed() < HEARD_WITHIN && heard.disk.low)
     }
 
     /// What another node said when its disk is full.

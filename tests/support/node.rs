@@ -95,7 +95,10 @@ impl Node {
             stream.read_to_string(&mut answer).await?;
             std::io::Result::Ok(answer)
         };
-        tokio::time::timeout(Duration::from_secs(5), ask).await.map(Result::unwrap_or_default).unwrap_or_default()
+        tokio::time::timeout(Duration::from_secs(5), ask)
+            .await
+            .map(Result::unwrap_or_default)
+            .unwrap_or_default()
     }
 
     /// SIGKILL: nothing is flushed, nobody is told.

@@ -18,11 +18,15 @@ impl SmallDisk {
     pub(crate) fn mount(path: &Path, bytes: u64, inodes: u64) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={bytes},nr_inodes={inodes},mode=700");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "evershard-test"]).arg(path).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "evershard-test"]).arg(path).output();
         match mounted {
             Ok(output) if output.status.success() => Some(SmallDisk { path: path.to_owned() }),
             Ok(output) => {
-                eprintln!("skipped: no disk can be mounted here: {}", String::from_utf8_lossy(&output.stderr));
+                eprintln!(
+                    "skipped: no disk can be mounted here: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
                 None
             }
             Err(error) => {

@@ -43,6 +43,10 @@ pub trait Disk: Debug + Send + Sync {
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in a directory durable.
     fn sync_dir(&self, directory: &Path) -> io::Result<()>;
+    /// How many bytes are free where this directory is; `None` where nobody knows.
+    fn free_bytes(&self, _directory: &Path) -> Option<u64> {
+        None
+    }
     /// Locks a file (creating it) against other processes, until the lock is dropped; `WouldBlock` if it is taken.
     fn lock(&self, path: &Path) -> io::Result<DirectoryLock>;
 }

@@ -5,11 +5,13 @@
 //!
 //! Not here: which segments may go (`retire`).
 
+use super::LogError;
 use super::retire;
 use super::segment::{Segment, Space, file_name, spare_name};
 use super::shared::Shared;
 use super::stall::Who;
 use parking_lot::{Condvar, Mutex};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -268,8 +270,7 @@ impl Chores {
                 return shared.room.note_spare();
             }
         }
-        let options = &shared.options;
-        match Segment::create_spare(&*shared.disk, &options.directory, options.segment_bytes) {
+        match make_spare(shared) {
             Ok(spare) => {
                 let mut due = self.due.lock();
                 due.spares.push(spare);
@@ -294,6 +295,16 @@ impl Chores {
             }
         }
     }
+}
+
+fn make_spare(shared: &Shared) -> Result<Segment, LogError> {
+    let options = &shared.options;
+    // A try that fails halfway takes, for a moment, what little there is from everybody else.
+    if shared.disk.free_bytes(&options.directory).is_some_and(|free| free < options.segment_bytes) {
+        let error = io::Error::from(io::ErrorKind::StorageFull);
+        return Err(LogError::io("reserve a segment in", &options.directory)(error));
+    }
+    Segment::create_spare(&*shared.disk, &options.directory, options.segment_bytes)
 }
 
 /// Syncs all that is written by now.

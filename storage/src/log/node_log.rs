@@ -342,9 +342,8 @@ fn join(thread: Option<JoinHandle<()>>) {
 
 fn write_until_stopped(shared: &Shared) {
     loop {
-        let operations = shared
-            .queue
-            .wait_and_take(shared.room.batch_bytes(shared.options.batch_bytes_max), IDLE_WAIT);
+        let operations =
+            shared.queue.wait_and_take(shared.room.batch_bytes(shared.options.batch_bytes_max), IDLE_WAIT);
         if !operations.is_empty() {
             let is_one = operations.len() == 1;
             if shared.writer.lock().commit(shared, operations) || !is_one {

@@ -89,7 +89,9 @@ fn every_flipped_bit_is_noticed_or_harmless() {
     for path in disk.files() {
         let length = disk.contents(&path).unwrap().len();
         // A spare holds nothing.
-        let Some(last_used) = disk.contents(&path).unwrap().iter().rposition(|&byte| byte != 0) else { continue };
+        let Some(last_used) = disk.contents(&path).unwrap().iter().rposition(|&byte| byte != 0) else {
+            continue;
+        };
         let used = last_used + 1;
         for bit in 0..(used + 8).min(length) * 8 {
             let disk = disk.fork(bit as u64);
@@ -276,7 +278,10 @@ fn a_damaged_entry_is_found_when_it_is_read() {
     assert!(matches!(log.group(1, 10), Err(LogError::Quarantined { .. })));
     let damaged = log.damaged();
     assert_eq!(damaged.len(), 1);
-    assert!(damaged[0].0 == group.key() && damaged[0].1.contains("00000000000000000001.log at offset"), "{damaged:?}");
+    assert!(
+        damaged[0].0 == group.key() && damaged[0].1.contains("00000000000000000001.log at offset"),
+        "{damaged:?}"
+    );
     let told = Arc::new(AtomicU64::new(0));
     let refused = |told: &Arc<AtomicU64>| -> evershard_storage::log::DurableCallback {
         let told = told.clone();

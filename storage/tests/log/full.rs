@@ -118,7 +118,11 @@ fn a_log_opens_on_a_full_disk_or_says_that_it_is_full() {
         assert_eq!(recovery.groups.len(), 1);
         assert_eq!(log.group(1, 10).unwrap().read(0..9, u64::MAX).unwrap(), vec![entry(0, 1, b"here")]);
         log.housekeep();
-        assert_eq!(log.room(), LogRoom::Reserve { bytes: 0 }, "what was cut off at the end cannot be taken again");
+        assert_eq!(
+            log.room(),
+            LogRoom::Reserve { bytes: 0 },
+            "what was cut off at the end cannot be taken again"
+        );
         drop(log);
         disk.kill_process();
     }

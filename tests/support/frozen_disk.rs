@@ -1,0 +1,64 @@
+//! A disk that hangs when told to: a loop-mounted file system and `fsfreeze`.
+//!
+//! Whoever writes to a frozen file system cannot be killed until it is thawed. So another process thaws it after a while,
+//! whatever becomes of the test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Mounted on a node's data folder; gone with the test.
+#[derive(Debug)]
+pub(crate) struct FrozenDisk {
+    path: PathBuf,
+    image: PathBuf,
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let output =
+        Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+impl FrozenDisk {
+    /// Mounts one, not frozen; `None`, with a word why, where this test may not.
+    pub(crate) fn mount(path: &Path) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        let image = path.with_extension("ext4");
+        let disk = FrozenDisk { path: path.to_owned(), image };
+        let (image, path) = (disk.image.display().to_string(), disk.path.display().to_string());
+        std::fs::File::create(&disk.image).unwrap().set_len(1 << 30).unwrap();
+        let mounted =
+            run("mkfs.ext4", &["-q", &image]).and_then(|()| run("mount", &["-o", "loop", &image, &path]));
+        match mounted {
+            Ok(()) => Some(disk),
+            Err(problem) => {
+                eprintln!("skipped: no file system can be mounted here: {problem}");
+                None
+            }
+        }
+    }
+
+    /// From now on writes wait, until [`FrozenDisk::thaw`] or for 40 seconds.
+    pub(crate) fn freeze(&self) {
+        let thaw = format!("sleep 40; fsfreeze -u '{}'", self.path.display());
+        let guard = Command::new("setsid").args(["sh", "-c", &thaw]).spawn();
+        guard.unwrap_or_else(|error| panic!("without a guard nothing is frozen: {error}"));
+        run("fsfreeze", &["-f", &self.path.display().to_string()]).unwrap();
+    }
+
+    pub(crate) fn thaw(&self) {
+        // The guard may have been first.
+        let _thawed = run("fsfreeze", &["-u", &self.path.display().to_string()]);
+    }
+}
+
+impl Drop for FrozenDisk {
+    fn drop(&mut self) {
+        self.thaw();
+        let _ended = run("umount", &["-l", &self.path.display().to_string()]);
+        let _gone = std::fs::remove_file(&self.image);
+    }
+}
