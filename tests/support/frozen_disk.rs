@@ -4,13 +4,15 @@
 //! whatever becomes of the test.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::sync::Mutex;
 
 /// Mounted on a node's data folder; gone with the test.
 #[derive(Debug)]
 pub(crate) struct FrozenDisk {
     path: PathBuf,
     image: PathBuf,
+    guard: Mutex<Option<Child>>,
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
@@ -27,7 +29,7 @@ impl FrozenDisk {
     pub(crate) fn mount(path: &Path) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();
         let image = path.with_extension("ext4");
-        let disk = FrozenDisk { path: path.to_owned(), image };
+        let disk = FrozenDisk { path: path.to_owned(), image, guard: Mutex::new(None) };
         let (image, path) = (disk.image.display().to_string(), disk.path.display().to_string());
         std::fs::File::create(&disk.image).unwrap().set_len(1 << 30).unwrap();
         let mounted =
@@ -44,14 +46,22 @@ impl FrozenDisk {
     /// From now on writes wait, until [`FrozenDisk::thaw`] or for 40 seconds.
     pub(crate) fn freeze(&self) {
         let thaw = format!("sleep 40; fsfreeze -u '{}'", self.path.display());
+        // In a session of its own: it outlives a test that is killed.
         let guard = Command::new("setsid").args(["sh", "-c", &thaw]).spawn();
-        guard.unwrap_or_else(|error| panic!("without a guard nothing is frozen: {error}"));
+        let guard = guard.unwrap_or_else(|error| panic!("without a guard nothing is frozen: {error}"));
+        *self.guard.lock().unwrap() = Some(guard);
         run("fsfreeze", &["-f", &self.path.display().to_string()]).unwrap();
     }
 
     pub(crate) fn thaw(&self) {
-        // The guard may have been first.
-        let _thawed = run("fsfreeze", &["-u", &self.path.display().to_string()]);
+        let thawed = run("fsfreeze", &["-u", &self.path.display().to_string()]);
+        if let Some(mut guard) = self.guard.lock().unwrap().take() {
+            if thawed.is_ok() {
+                // Or it would thaw the next time, too early.
+                guard.kill().unwrap();
+            }
+            guard.wait().unwrap();
+        }
     }
 }
 
