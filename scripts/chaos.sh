@@ -12,4 +12,7 @@ for round in $(seq "${EVERSHARD_KILLS_ROUNDS:-3}"); do
     say "crash points and the all-nodes kill, round $round"
     cargo nextest run --locked --profile chaos --features failpoints -p evershard \
         --test failpoints --test all_killed --test snapshot_catch_up --test reply_dropped
+    # As root also on file systems that are full or frozen.
+    EVERSHARD_TEST_FREEZE=1 cargo nextest run --locked --profile chaos --features failpoints -p evershard \
+        --test disk_full --test disk_faults
 done

@@ -1,6 +1,7 @@
 //! Crash points for tests: `EVERSHARD_FAILPOINTS="flush::before_meta=kill@2;..."` makes the process kill itself with
 //! SIGKILL at the n-th pass of a point, and `name=fail@2` makes the first two passes of a point fail where it stands for an
-//! error. Only in builds with the feature `failpoints`; a release refuses the variable.
+//! error, `name=fail-after@N` the one pass after the first N. `name=hang@FILE` holds whoever passes the point for as long as
+//! FILE exists. Only in builds with the feature `failpoints`; a release refuses the variable.
 
 /// A failpoint setting that does not make sense; the process does not start.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +10,9 @@ pub enum FailpointError {
     #[error("EVERSHARD_FAILPOINTS is set, but this build has no failpoints (feature `failpoints`)")]
     NotBuiltIn,
     /// The setting does not parse.
-    #[error("EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N or name=fail@N")]
+    #[error(
+        "EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N, name=fail@N, name=fail-after@N or name=hang@FILE"
+    )]
     Malformed {
         /// The part that does not parse.
         setting: String,
@@ -43,6 +46,21 @@ fn arm(settings: &str) -> Result<(), FailpointError> {
         if let Some(("fail", n)) = action.split_once('@') {
             let times = n.parse::<u32>().map_err(|_| malformed())?;
             fail::cfg(name, &format!("{times}*return")).map_err(|_| malformed())?;
+            continue;
+        }
+        if let Some(("fail-after", n)) = action.split_once('@') {
+            let passes = n.parse::<u32>().map_err(|_| malformed())?;
+            fail::cfg(name, &format!("{passes}*off->1*return")).map_err(|_| malformed())?;
+            continue;
+        }
+        if let Some(("hang", file)) = action.split_once('@') {
+            let file = std::path::PathBuf::from(file);
+            fail::cfg_callback(name, move || {
+                while file.exists() {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+            })
+            .map_err(|_| malformed())?;
             continue;
         }
         let pass = match action.split_once('@') {

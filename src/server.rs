@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::TcpIncoming;
 
-use crate::cluster::agent;
 use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
+use crate::cluster::{agent, disk_keeper};
 use crate::config::ServerConfig;
 use crate::service::{AdminDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
@@ -81,6 +81,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let sessions = node.clone();
     let parameter = ParameterDoor::new(
         node.replicas.clone(),
+        node.push_gate.clone(),
         (read_pool, cold_pool),
         tasks.clone(),
         doors_stop.clone(),
@@ -93,6 +94,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         tasks.spawn(agent::run_local(node.clone(), agents_stop.clone())),
         tasks.spawn(agent::run_cluster(node.clone(), agents_stop.clone())),
         tasks.spawn(agent::run_hearing(node.clone(), agents_stop.clone())),
+        tasks.spawn(disk_keeper::run_disk(node.clone(), agents_stop.clone())),
     ];
     tracing::info!(node = node.config.node_id, listen = %address, http = %node.config.http, "started");
 

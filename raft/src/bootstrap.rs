@@ -125,7 +125,7 @@ impl<RT: Runtime> GroupHost<RT> {
             Arc::clone(&installer),
             counters,
             Arc::clone(&self.executor),
-            is_new,
+            log.clone(),
         ));
         if is_new {
             endpoint.open_door();

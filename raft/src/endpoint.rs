@@ -3,7 +3,9 @@
 //! Invariants:
 //! - a replica that restarted neither votes nor says how it would vote, nor stands for election, for one leader lease:
 //!   before the restart it may have promised the leader not to, and openraft does not remember leases (design 14.9);
-//! - a received snapshot is given to openraft with the mark that was sent.
+//! - a received snapshot is given to openraft with the mark that was sent;
+//! - on a full disk entries are refused before openraft has them, which would take them for kept: votes and heartbeats go
+//!   on, and nothing piles up in memory.
 //!
 //! Not here: order and pipelining of appends (`transport::router`), deciding anything (openraft).
 
@@ -11,8 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use evershard_storage::log::GroupLog;
 use openraft::Raft;
 use openraft::errors::Fatal;
+use openraft::raft::AppendEntriesRequest;
 use openraft::storage::Snapshot;
 
 use crate::applier::{Applier, ApplierState, SnapshotData, meta_of};
@@ -22,7 +26,7 @@ use crate::snapshot::installer::{Installer, ReceiveError};
 use crate::snapshot::message::{self, Begin, Begun, Chunk, Finish, Forget};
 use crate::snapshot::traffic::SnapshotCounters;
 use crate::transport::{FrameKind, Refusal, codec};
-use crate::type_config::{Runtime, TypeConfig, Vote};
+use crate::type_config::{Payload, Runtime, TypeConfig, Vote};
 
 /// See the module.
 pub(crate) struct Endpoint<RT: Runtime> {
@@ -33,7 +37,9 @@ pub(crate) struct Endpoint<RT: Runtime> {
     installer: Arc<Installer>,
     counters: Arc<SnapshotCounters>,
     executor: Arc<dyn ApplyExecutor>,
+    log: GroupLog,
     door_open: AtomicBool,
+    may_stand: AtomicBool,
 }
 
 impl<RT: Runtime> Endpoint<RT> {
@@ -45,10 +51,20 @@ impl<RT: Runtime> Endpoint<RT> {
         installer: Arc<Installer>,
         counters: Arc<SnapshotCounters>,
         executor: Arc<dyn ApplyExecutor>,
-        door_open: bool,
+        log: GroupLog,
     ) -> Self {
-        let door_open = AtomicBool::new(door_open);
-        Self { group, replica, raft, state, installer, counters, executor, door_open }
+        Self {
+            group,
+            replica,
+            raft,
+            state,
+            installer,
+            counters,
+            executor,
+            log,
+            door_open: AtomicBool::new(false),
+            may_stand: AtomicBool::new(true),
+        }
     }
 
     pub(crate) fn group(&self) -> u64 {
@@ -66,7 +82,20 @@ impl<RT: Runtime> Endpoint<RT> {
     /// The leader lease since the start is over: vote, and stand for election.
     pub(crate) fn open_door(&self) {
         self.door_open.store(true, Ordering::Release);
-        self.raft.runtime_config().elect(true);
+        self.raft.runtime_config().elect(self.may_stand.load(Ordering::Acquire));
+    }
+
+    /// Whether to stand for election when the door is open. Votes are granted either way.
+    pub(crate) fn set_may_stand(&self, may_stand: bool) {
+        self.may_stand.store(may_stand, Ordering::Release);
+        self.raft.runtime_config().elect(may_stand && self.is_door_open());
+    }
+
+    /// Whether the log takes these entries now.
+    pub(crate) fn has_room(&self, request: &AppendEntriesRequest<TypeConfig<RT>>) -> bool {
+        let is_command = |payload: &Payload| matches!(payload, Payload::Normal(_));
+        let is_essential = !request.entries.iter().any(|entry| is_command(&entry.payload));
+        request.entries.is_empty() || self.log.has_room(codec::append_bytes(request) as u64, is_essential)
     }
 
     pub(crate) fn is_door_open(&self) -> bool {
@@ -142,6 +171,9 @@ impl<RT: Runtime> Endpoint<RT> {
 
     async fn append(&self, body: Bytes) -> Result<Bytes, Refusal> {
         let request = codec::decode_append::<RT>(body).map_err(unreadable)?;
+        if !self.has_room(&request) {
+            return Err(Refusal::NoRoom);
+        }
         let previous = request.prev_log_id;
         let last = request.entries.last().map(|entry| entry.log_id).or(previous);
         let reply = self.raft.append_entries(request).await.map_err(|error| self.stopped(&error))?;

@@ -244,6 +244,23 @@ impl<RT: Runtime> Group<RT> {
         }
     }
 
+    /// Whether this replica stands for election when it hears of no leader. It votes either way.
+    pub fn set_may_stand(&self, may_stand: bool) {
+        self.inner.endpoint.set_may_stand(may_stand);
+    }
+
+    /// Whether this replica, when it leads, tells the others so: without it they elect another after the lease.
+    pub fn set_heartbeats(&self, sends: bool) {
+        self.inner.raft.runtime_config().heartbeat(sends);
+    }
+
+    /// Of the other voters whose nodes fit, the one with the longest log, as far as this leader knows.
+    #[must_use]
+    pub fn successor_among(&self, fits: impl Fn(&Peer) -> bool) -> Option<u64> {
+        self.inner.leader.term_led_now()?;
+        self.inner.leader.successor_among(fits)
+    }
+
     /// The error for a group that does not run any more.
     pub(crate) fn gone(&self) -> GroupError {
         match self.halted() {

@@ -248,12 +248,17 @@ impl<RT: Runtime> LeaderWatch<RT> {
 
     /// The other voter with the longest log, as far as this leader knows.
     pub(crate) fn best_successor(&self) -> Option<u64> {
+        self.successor_among(|_| true)
+    }
+
+    /// The same among those whose nodes fit.
+    pub(crate) fn successor_among(&self, fits: impl Fn(&Peer) -> bool) -> Option<u64> {
         let metrics = self.metrics.borrow_watched();
         let replication = metrics.replication.as_ref()?;
-        metrics
-            .membership_config
+        let membership = &metrics.membership_config;
+        membership
             .voter_ids()
-            .filter(|voter| *voter != self.replica)
+            .filter(|voter| *voter != self.replica && membership.get_node(voter).is_some_and(&fits))
             .max_by_key(|voter| replication.get(voter).copied().flatten().map(|matched| matched.index() + 1))
     }
 }

@@ -107,7 +107,7 @@ pub async fn run_hearing(node: Arc<Node>, stop: CancellationToken) {
                 let mut request = tonic::Request::new(GetNodeStatusRequest::default());
                 request.set_timeout(HEARING_PAUSE);
                 match client.get_node_status(request).await {
-                    Ok(_) => node.hear(other.id),
+                    Ok(status) => node.hear(other.id, status.into_inner().disk),
                     Err(status) => tracing::trace!(node = other.id, %status, "not heard of"),
                 }
             }

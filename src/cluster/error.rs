@@ -1,6 +1,10 @@
 //! What can go wrong with a node and its replicas.
 
+use std::io;
+use std::path::Path;
+
 use evershard_raft::GroupError;
+use evershard_storage::disk::FreeSpace;
 use evershard_storage::log::LogError;
 use evershard_storage::rocks::StoreError;
 
@@ -77,6 +81,20 @@ pub enum NodeError {
         /// What the disk said.
         source: std::io::Error,
     },
+    /// The disk is full, and the node needs some of it to begin.
+    #[error(
+        "the disk of {path} is full ({free_bytes} bytes and {free_inodes} inodes free), and the node cannot start without any: {source}; nothing was changed"
+    )]
+    DiskFull {
+        /// The data directory.
+        path: std::path::PathBuf,
+        /// What is left.
+        free_bytes: u64,
+        /// The same, in inodes.
+        free_inodes: u64,
+        /// What was tried, and what the disk said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Work on a blocking thread was cancelled or panicked.
     #[error("{what} did not finish")]
     Unfinished {
@@ -92,6 +110,31 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// The log could not be opened in this data directory.
+    pub(super) fn of_log(data: &Path, error: LogError) -> Self {
+        if error.is_disk_full() { Self::disk_full(data, error) } else { error.into() }
+    }
+
+    /// The data directory could not be used.
+    pub(super) fn of_data(data: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::disk_full(data, source),
+            _ => NodeError::Io { path: data.to_owned(), source },
+        }
+    }
+
+    fn disk_full(data: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        // The directory itself may be what could not be made.
+        let exists = data.ancestors().find(|path| path.exists()).unwrap_or(data);
+        let free = FreeSpace::of(exists).unwrap_or_default();
+        NodeError::DiskFull {
+            path: data.to_owned(),
+            free_bytes: free.bytes,
+            free_inodes: free.inodes,
+            source: source.into(),
+        }
+    }
+
     /// True when what a replica has on disk is not what was written. Everything else may be better at the next try.
     #[must_use]
     pub fn is_damage(&self) -> bool {

@@ -5,12 +5,15 @@
 pub mod admission;
 pub mod agent;
 pub mod bootstrap;
+pub mod disk_keeper;
+pub mod disk_watch;
 pub mod error;
 pub mod identity;
 pub mod membership;
 pub mod node;
 pub mod peer_clients;
 pub mod proposer;
+pub mod push_gate;
 pub mod replica_start;
 pub mod replicas;
 pub mod scrub;

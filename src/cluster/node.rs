@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use evershard_proto::v1::{ErrorKind, MetaState};
+use evershard_proto::v1::{DiskStatus, ErrorKind, MetaState};
 use evershard_raft::{
     ApplyThreads, GroupRegistry, NotServing, RaftLimits, RaftOptions, RaftTiming, peer_service,
 };
@@ -22,9 +22,11 @@ use evershard_storage::log::{Driver, Durability as LogDurability, GroupKey, Log,
 use evershard_storage::rocks::{RocksOptions, RocksShared};
 use parking_lot::{Mutex, RwLock};
 
+use super::disk_watch::DiskWatch;
 use super::error::NodeError;
 use super::identity::Identity;
 use super::peer_clients::PeerClients;
+use super::push_gate::PushGate;
 use super::replicas::Replicas;
 use super::sessions::Leases;
 use crate::config::{Durability, ServerConfig};
@@ -54,6 +56,13 @@ fn block_cache_bytes(memory_budget: u64) -> usize {
 /// The raft crate's service, which comes when the cluster is known.
 pub type LanesDoor = LateRaftService<evershard_raft::PeerService>;
 
+/// What a node said of itself, and when.
+#[derive(Debug)]
+pub(super) struct Heard {
+    at: Instant,
+    disk: DiskStatus,
+}
+
 /// A node of a cluster, or one that waits for a cluster.
 pub struct Node {
     /// Its settings.
@@ -68,6 +77,10 @@ pub struct Node {
     pub started: Instant,
     /// The lanes' door, to be mounted in the server.
     pub lanes: LanesDoor,
+    /// Its disk.
+    pub disk: DiskWatch,
+    /// Which groups take no pushes because of a full disk.
+    pub push_gate: Arc<PushGate>,
     pub(super) log: Log,
     pub(super) lost_logs: HashMap<GroupKey, String>,
     pub(super) found_logs: HashSet<GroupKey>,
@@ -81,7 +94,7 @@ pub struct Node {
     pub(super) sweeper: Sweeper,
     pub(super) prefetcher: Prefetcher,
     pub(super) identity: Mutex<Option<Identity>>,
-    pub(super) heard: Mutex<HashMap<u64, Instant>>,
+    pub(super) heard: Mutex<HashMap<u64, Heard>>,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
     pub(super) leases: Leases,
     /// When to try again to start replicas that could not be opened.
@@ -99,7 +112,7 @@ impl Node {
     /// [`NodeError`]: the node does not start.
     pub fn open(config: ServerConfig, readiness: Readiness) -> Result<Arc<Self>, NodeError> {
         let data = &config.data;
-        std::fs::create_dir_all(data).map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        std::fs::create_dir_all(data).map_err(|source| NodeError::of_data(data, source))?;
         let identity = Identity::read(data, &config.cluster_id, config.node_id)?;
         let mut options = LogOptions::new(data.join("log"));
         options.segment_bytes = config.log_segment_bytes;
@@ -113,7 +126,7 @@ impl Node {
         let (log, recovery) =
             Log::open(options, Arc::new(RealDisk), Driver::Threaded).map_err(|error| match error {
                 LogError::Gone { .. } => NodeError::LogGone { path: data.clone() },
-                other => other.into(),
+                other => NodeError::of_log(data, other),
             })?;
         if recovery.torn_bytes > 0 {
             tracing::info!(
@@ -132,6 +145,14 @@ impl Node {
             // `start_replica`, those it does not name any more.
             tracing::error!(log = %data.join("log").display(), damage, "the log is damaged");
         }
+        let disk = DiskWatch::start(
+            data,
+            log.clone(),
+            config.disk_low_water_bytes,
+            config.log_segment_bytes,
+            Duration::from_millis(config.disk_stall_ms),
+        )
+        .map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let block_cache_bytes = block_cache_bytes(config.memory_budget);
         let rocks = RocksShared::new(RocksOptions { block_cache_bytes, ..RocksOptions::default() })?;
         let flusher =
@@ -152,6 +173,8 @@ impl Node {
             lost_logs: recovery.quarantined.into_iter().map(|q| (q.key, q.reason)).collect(),
             found_logs: recovery.groups.into_iter().map(|g| g.key).collect(),
             made_logs: Mutex::default(),
+            disk,
+            push_gate: Arc::default(),
             log,
             rocks,
             flusher,
@@ -291,11 +314,32 @@ impl Node {
     #[must_use]
     pub fn hears_of(&self, node: u64) -> bool {
         node == self.config.node_id
-            || self.heard.lock().get(&node).is_some_and(|at| at.elapsed() < HEARD_WITHIN)
+            || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < HEARD_WITHIN)
     }
 
-    pub(super) fn hear(&self, node: u64) {
-        self.heard.lock().insert(node, Instant::now());
+    pub(super) fn hear(&self, node: u64, disk: Option<DiskStatus>) {
+        let heard = Heard { at: Instant::now(), disk: disk.unwrap_or_default() };
+        self.heard.lock().insert(node, heard);
+    }
+
+    /// Whether another node is there, and its disk is well.
+    pub(super) fn has_room(&self, node: u64) -> bool {
+        let is_well =
+            |heard: &Heard| heard.at.elapsed() < HEARD_WITHIN && !heard.disk.low && !heard.disk.stalled;
+        node != self.config.node_id && self.heard.lock().get(&node).is_some_and(is_well)
+    }
+
+    /// Whether another node's disk is full, as far as this one has heard.
+    pub(super) fn hears_of_full(&self) -> bool {
+        let heard = self.heard.lock();
+        heard.values().any(|heard| heard.at.elapsed() < HEARD_WITHIN && heard.disk.low)
+    }
+
+    /// What another node said when its disk is full.
+    pub(super) fn full_note_of(&self, node: u64) -> Option<String> {
+        let heard = self.heard.lock();
+        let heard = heard.get(&node).filter(|heard| heard.at.elapsed() < HEARD_WITHIN && heard.disk.low);
+        heard.map(|heard| heard.disk.note.clone())
     }
 
     pub(super) fn registry(&self) -> Result<Arc<GroupRegistry>, NodeError> {

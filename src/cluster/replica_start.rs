@@ -224,6 +224,7 @@ impl Node {
     /// halted (an entry of a newer version, a full disk in the middle of an install) has lost nothing: it is not replaced,
     /// and opened again after a pause, as at the start of the node.
     pub(super) async fn quarantine_halted(self: &Arc<Self>) {
+        self.lose_damaged_logs();
         let shards = self.replicas.shards();
         let meta = self.replicas.meta();
         let all = shards
@@ -253,6 +254,20 @@ impl Node {
             } else if !found.is_lost && self.has_rested(found.listed.replica) {
                 // From here on it is one of those that are still to be started.
                 self.replicas.remove(found.listed);
+            }
+        }
+    }
+
+    /// Replicas whose logs were found damaged while they ran. Before they are looked at as halted, which they soon are: for
+    /// a log with a hole there is no opening again.
+    fn lose_damaged_logs(&self) {
+        for (key, reason) in self.log.damaged() {
+            let listed = self.listed().into_iter().find(|r| r.replica == key.replica && !r.damaged);
+            let is_known =
+                self.replicas.quarantined().iter().any(|q| q.is_lost && q.listed.replica == key.replica);
+            if let Some(listed) = listed.filter(|_| !is_known) {
+                let reason = format!("its log is damaged: {reason}");
+                self.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
             }
         }
     }

@@ -101,6 +101,14 @@ pub struct ServerArgs {
     #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes_per_second: Option<u64>,
+    /// With less free space pushes are refused and leadership moves (0: 256 MiB, less on a small disk).
+    #[arg(long, alias = "disk-low-water", value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_low_water_bytes: Option<u64>,
+    /// A node whose disk hangs for this long gives up its leaderships.
+    #[arg(long, value_name = "MS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_stall_ms: Option<u64>,
     /// How long a silent client keeps its session.
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -74,6 +74,11 @@ pub struct ServerConfig {
     pub read_threads: usize,
     /// Proposed and not yet applied bytes, per group: above it pushes are answered EXHAUSTED.
     pub group_in_flight_bytes: u64,
+    /// With less free on the disk of the data directory pushes are answered EXHAUSTED and leadership moves to nodes with
+    /// room; 0: 256 MiB, adapted to small disks and large log segments.
+    pub disk_low_water_bytes: u64,
+    /// A node whose log waits for its disk for this long gives up its leaderships.
+    pub disk_stall_ms: u64,
     /// Requests being answered, and their replies until they are sent, per client stream.
     pub stream_in_flight_bytes: u64,
     /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
@@ -111,6 +116,8 @@ impl Default for ServerConfig {
             apply_threads: 2,
             read_threads: 2,
             group_in_flight_bytes: 8 << 20,
+            disk_low_water_bytes: 0,
+            disk_stall_ms: 1000,
             stream_in_flight_bytes: 64 << 20,
             node_in_flight_bytes: 512 << 20,
             session_lease_seconds: 3600,
@@ -157,6 +164,9 @@ impl ServerConfig {
         }
         if self.group_in_flight_bytes < 4 << 20 {
             return field("group_in_flight_bytes", "must be at least 4 MiB".into());
+        }
+        if self.disk_stall_ms < 50 {
+            return field("disk_stall_ms", "must be at least 50".into());
         }
         if self.stream_in_flight_bytes < 16 << 20 {
             return field("stream_in_flight_bytes", "must be at least 16 MiB".into());

@@ -1,6 +1,6 @@
 //! The parameter door: pulls and pushes, one by one or many on one stream.
 //!
-//! A push walks: the group's replica here -> is it the leader, and serving? -> the body's checksum and lengths -> the
+//! A push walks: the group's replica here -> is it the leader, and serving, with room on its disk? -> the body's checksum and lengths -> the
 //! schemas -> the order of its session -> the log -> the answer of apply. A pull walks: the replica -> consistency ->
 //! the table -> the disk, for rows that are not in memory.
 //!
@@ -30,6 +30,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::exchange::{self, Replies};
 use super::{ReadPool, ReadPoolError, RequestError};
+use crate::cluster::push_gate::PushGate;
 use crate::cluster::replicas::{Replicas, ShardReplica};
 use crate::ingest::OutOfOrder;
 use crate::model::PushOutcome;
@@ -43,6 +44,7 @@ const INLINE_PULL_BYTES_MAX: usize = 64 * 1024;
 #[derive(Clone)]
 pub struct ParameterDoor {
     pub(super) replicas: Arc<Replicas>,
+    pub(super) push_gate: Arc<PushGate>,
     pub(super) read_pool: Arc<ReadPool>,
     /// For what must be read from disk.
     pub(super) cold_pool: Arc<ReadPool>,
@@ -73,6 +75,7 @@ impl ParameterDoor {
     #[must_use]
     pub fn new(
         replicas: Arc<Replicas>,
+        push_gate: Arc<PushGate>,
         (read_pool, cold_pool): (Arc<ReadPool>, Arc<ReadPool>),
         tasks: TaskTracker,
         stop: CancellationToken,
@@ -81,6 +84,7 @@ impl ParameterDoor {
     ) -> Self {
         ParameterDoor {
             replicas,
+            push_gate,
             read_pool,
             cold_pool,
             tasks,
@@ -104,6 +108,7 @@ impl ParameterDoor {
         let replica = self.replicas.shard(group)?;
         let not_serving = |e| RequestError::from_not_serving(group, &e);
         replica.raft.serving_lease().map_err(not_serving)?;
+        self.push_gate.check(group)?;
         let term = replica.raft.leadership().term;
         let body = PushBody::parse(&request.body)
             .map_err(|e| RequestError::new(kind_of(&e), e.to_string()).in_group(group))?;

@@ -34,27 +34,54 @@ pub enum HttpError {
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
 }
 
-/// Whether the node is ready, and why not. Shared with whoever finds out.
+/// Whether the node is ready, and why not. Shared with whoever finds out: the agent and the disk's keeper, which must not
+/// wait for each other.
 #[derive(Debug, Clone, Default)]
-pub struct Readiness(Arc<ArcSwap<Option<String>>>);
+pub struct Readiness(Arc<Reasons>);
+
+#[derive(Debug, Default)]
+struct Reasons {
+    node: ArcSwap<Option<String>>,
+    disk: ArcSwap<Option<String>>,
+    note: ArcSwap<Option<String>>,
+}
 
 impl Readiness {
     /// A node that is starting.
     #[must_use]
     pub fn starting() -> Self {
-        Readiness(Arc::new(ArcSwap::from_pointee(Some("starting".into()))))
+        let reasons = Reasons { node: ArcSwap::from_pointee(Some("starting".into())), ..Reasons::default() };
+        Readiness(Arc::new(reasons))
     }
 
     /// `None`: ready. Otherwise the reason why not.
     pub fn set(&self, not_ready: Option<String>) {
-        metrics::gauge!(metric_definitions::NODE_READY).set(if not_ready.is_none() { 1.0 } else { 0.0 });
-        self.0.store(Arc::new(not_ready));
+        self.0.node.store(Arc::new(not_ready));
+        self.measure();
+    }
+
+    /// `problem`: the disk keeps the node from being ready. `note`: it does not, but people should know.
+    pub fn set_disk(&self, problem: Option<String>, note: Option<String>) {
+        self.0.disk.store(Arc::new(problem));
+        self.0.note.store(Arc::new(note));
+        self.measure();
+    }
+
+    fn measure(&self) {
+        let is_ready = self.0.node.load().is_none() && self.0.disk.load().is_none();
+        metrics::gauge!(metric_definitions::NODE_READY).set(if is_ready { 1.0 } else { 0.0 });
     }
 
     /// The reason why the node is not ready.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
-        self.0.load().as_ref().clone()
+        self.0.disk.load().as_ref().clone().or_else(|| self.0.node.load().as_ref().clone())
+    }
+
+    /// What people should know of a node that is ready.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        self.0.note.load().as_ref().clone()
     }
 }
 
@@ -95,7 +122,10 @@ impl HttpServer {
                 "/readyz",
                 get(move || async move {
                     match readiness.problem() {
-                        None => (StatusCode::OK, "ready\n".to_string()),
+                        None => {
+                            let note = readiness.note().map(|note| format!("note: {note}\n"));
+                            (StatusCode::OK, format!("ready\n{}", note.unwrap_or_default()))
+                        }
                         Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {problem}\n")),
                     }
                 }),

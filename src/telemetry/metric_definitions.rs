@@ -44,6 +44,18 @@ pub const SNAPSHOT_CHUNKS_REPEATED_TOTAL: &str = "evershard_snapshot_chunks_repe
 pub const SNAPSHOT_BYTES_PER_SECOND: &str = "evershard_snapshot_bytes_per_second";
 /// 1 when the node is ready.
 pub const NODE_READY: &str = "evershard_node_ready";
+/// Free bytes on the file system of the data directory.
+pub const DISK_FREE_BYTES: &str = "evershard_disk_free_bytes";
+/// Free inodes on it.
+pub const DISK_FREE_INODES: &str = "evershard_disk_free_inodes";
+/// Below this many free bytes the node takes no pushes.
+pub const DISK_LOW_WATER_BYTES: &str = "evershard_disk_low_water_bytes";
+/// 1 while the disk is below its low-water mark.
+pub const DISK_LOW: &str = "evershard_disk_low";
+/// How long the write or sync of the log in progress has taken.
+pub const LOG_STALLED_SECONDS: &str = "evershard_log_stalled_seconds";
+/// 1 while that is too long: the node leads nothing.
+pub const LOG_STALLED: &str = "evershard_log_stalled";
 
 /// Gives every metric its help text.
 pub fn describe() {
@@ -82,4 +94,10 @@ pub fn describe() {
     );
     describe_gauge!(SNAPSHOT_BYTES_PER_SECOND, Unit::Bytes, "Bytes of raft snapshots sent a second, of late");
     describe_gauge!(NODE_READY, "1 when the node is ready");
+    describe_gauge!(DISK_FREE_BYTES, Unit::Bytes, "Free on the file system of the data directory");
+    describe_gauge!(DISK_FREE_INODES, "Free inodes on it");
+    describe_gauge!(DISK_LOW_WATER_BYTES, Unit::Bytes, "Below this much free the node takes no pushes");
+    describe_gauge!(DISK_LOW, "1 while the disk is below its low-water mark");
+    describe_gauge!(LOG_STALLED_SECONDS, Unit::Seconds, "How long the log's write in progress has taken");
+    describe_gauge!(LOG_STALLED, "1 while that is too long: the node leads nothing");
 }

@@ -36,16 +36,23 @@ impl Default for Options {
 
 impl Options {
     pub(crate) fn arg(mut self, flag: &str, value: impl ToString) -> Self {
-        self.server_args.extend([flag.to_owned(), value.to_string()]);
+        match self.server_args.iter().position(|known| known == flag) {
+            Some(at) => self.server_args[at + 1] = value.to_string(),
+            None => self.server_args.extend([flag.to_owned(), value.to_string()]),
+        }
         self
     }
 }
 
-/// Timers for tests that are not about failover: no election happens because a small machine was busy.
+/// Timers for tests that are not about failover: no election happens because a small machine was busy, or its disk.
 fn slow_elections() -> Vec<String> {
-    ["--heartbeat-ms", "100", "--election-min-ms", "600", "--election-max-ms", "1200"]
-        .map(str::to_owned)
-        .into()
+    let timers = [
+        ("--heartbeat-ms", "100"),
+        ("--election-min-ms", "600"),
+        ("--election-max-ms", "1200"),
+        ("--disk-stall-ms", "20000"),
+    ];
+    timers.iter().flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()]).collect()
 }
 
 /// A running cluster.

@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports)] // Each test binary compiles this module and uses a part of it.
 
 pub(crate) mod cluster;
+pub(crate) mod frozen_disk;
 pub(crate) mod http;
 pub(crate) mod ledger;
 pub(crate) mod node;
@@ -13,6 +14,7 @@ pub(crate) mod ports;
 pub(crate) mod proxy;
 pub(crate) mod pusher;
 pub(crate) mod raw;
+pub(crate) mod small_disk;
 pub(crate) mod trainer;
 
 pub(crate) use cluster::{Cluster, Options};

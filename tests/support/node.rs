@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 /// What a node is started with, each time.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeSettings {
@@ -81,6 +83,22 @@ impl Node {
             command.env("EVERSHARD_FAILPOINTS", failpoints);
         }
         command
+    }
+
+    /// What its HTTP side answers, head and all; empty when nobody does.
+    pub(crate) async fn http(&self, path: &str) -> String {
+        let ask = async {
+            let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", self.settings.http_port)).await?;
+            let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            std::io::Result::Ok(answer)
+        };
+        tokio::time::timeout(Duration::from_secs(5), ask)
+            .await
+            .map(Result::unwrap_or_default)
+            .unwrap_or_default()
     }
 
     /// SIGKILL: nothing is flushed, nobody is told.

@@ -155,7 +155,7 @@ impl Installer {
         kept: &[Option<usize>],
     ) -> Result<(), SnapshotError> {
         let io = |source| SnapshotError::Io { path: self.incoming.clone(), source };
-        let room = disk::space(&self.incoming).map_err(io)?;
+        let room = disk::FreeSpace::of(&self.incoming).map_err(io)?;
         let here = |number: usize| earlier.map_or(0, |earlier| earlier.map(number).front().bytes);
         let missing: u64 = begin
             .files
@@ -165,8 +165,8 @@ impl Installer {
             .fold(0, u64::saturating_add);
         let kept_bytes: u64 = kept.iter().flatten().map(|then| here(*then)).sum();
         let given_back = earlier.map_or(0, Incoming::bytes_here).saturating_sub(kept_bytes);
-        let left = ROOM_LEFT_BYTES.min(room.total / 20);
-        let free = room.free.saturating_add(given_back).saturating_sub(left);
+        let left = ROOM_LEFT_BYTES.min(room.bytes_total / 20);
+        let free = room.bytes.saturating_add(given_back).saturating_sub(left);
         fail::fail_point!("snapshot::no_room", |_| {
             Err(SnapshotError::NoSpace { path: self.incoming.clone(), needed: missing, free: 0 })
         });

@@ -102,6 +102,9 @@ pub enum Refusal {
     /// There is no room for a snapshot on the receiver's disk: worth trying again later.
     #[error("no room for the snapshot: {0}")]
     NoSpace(String),
+    /// The disk of the replica's node is full: entries are taken when there is space again.
+    #[error("the replica's log has no room: its disk is full")]
+    NoRoom,
 }
 
 impl Refusal {
@@ -115,6 +118,7 @@ impl Refusal {
             Self::Superseded => (6, ""),
             Self::Snapshot(text) => (7, text.as_str()),
             Self::NoSpace(text) => (8, text.as_str()),
+            Self::NoRoom => (9, ""),
         };
         let mut out = BytesMut::with_capacity(4 + text.len());
         out.put_u8(VERSION);
@@ -138,6 +142,7 @@ impl Refusal {
             6 => Self::Superseded,
             7 => Self::Snapshot(text),
             8 => Self::NoSpace(text),
+            9 => Self::NoRoom,
             other => return Err(DecodeError::Invalid { what: "refusal code", value: u64::from(other) }),
         })
     }

@@ -158,6 +158,7 @@ fn refusals_and_kinds_keep_their_numbers() {
         Refusal::Stopped("why".to_owned()),
         Refusal::Superseded,
         Refusal::Snapshot("why".to_owned()),
+        Refusal::NoRoom,
     ];
     for (refusal, code) in refusals.into_iter().zip(1u8..) {
         let body = refusal.encode();

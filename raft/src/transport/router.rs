@@ -288,6 +288,9 @@ impl<RT: Runtime> AppendRun<'_, RT> {
         input: &mpsc::Sender<AppendEntriesRequest<TypeConfig<RT>>>,
     ) {
         match codec::decode_append::<RT>(frame.body.clone()) {
+            Ok(request) if !self.endpoint.has_room(&request) => {
+                refuse(self.replies, &frame, Refusal::NoRoom).await;
+            }
             Ok(request) => {
                 let slim = IncomingFrame { body: Bytes::new(), ..frame };
                 // As long as the queue is, and `taken` is kept below that: there is room, unless openraft is gone,

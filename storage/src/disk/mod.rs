@@ -11,11 +11,13 @@
 //! Not here: RocksDB, which does its own I/O.
 
 mod durable_file;
+mod free_space;
 mod hints;
 mod real_disk;
 
 pub use durable_file::{read_whole, write_durably};
-pub use hints::{Space, forget_cached, space};
+pub use free_space::FreeSpace;
+pub use hints::forget_cached;
 pub use real_disk::RealDisk;
 
 use std::fmt::Debug;
@@ -43,6 +45,10 @@ pub trait Disk: Debug + Send + Sync {
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in a directory durable.
     fn sync_dir(&self, directory: &Path) -> io::Result<()>;
+    /// How many bytes are free where this directory is; `None` where nobody knows.
+    fn free_bytes(&self, _directory: &Path) -> Option<u64> {
+        None
+    }
     /// Locks a file (creating it) against other processes, until the lock is dropped; `WouldBlock` if it is taken.
     fn lock(&self, path: &Path) -> io::Result<DirectoryLock>;
 }

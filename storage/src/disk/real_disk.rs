@@ -2,7 +2,7 @@
 //!
 //! Not here: any buffering; each call is a system call.
 
-use super::{DirectoryLock, Disk, DiskFile};
+use super::{DirectoryLock, Disk, DiskFile, FreeSpace};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
@@ -65,6 +65,10 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
+    }
+
+    fn free_bytes(&self, directory: &Path) -> Option<u64> {
+        FreeSpace::of(directory).ok().map(|free| free.bytes)
     }
 
     fn lock(&self, path: &Path) -> io::Result<DirectoryLock> {

@@ -240,6 +240,7 @@ pub(super) fn publish(operation: &Operation, placed: &Placed, segment: u64) {
             }
             Action::Release => index.anchors.quarantine = None,
             Action::Vote(_) | Action::Committed | Action::Create | Action::Destroy => {}
+            Action::Quarantine { cause: QuarantineCause::Damage, .. } => index.publish_damage(segment),
             Action::Quarantine { .. } => {}
         }
     });

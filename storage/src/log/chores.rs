@@ -1,21 +1,25 @@
-//! The work in the background: syncing with `Durability::Memory`, preparing the next segment, trimming the last one,
-//! letting old segments go.
+//! The work in the background: syncing with `Durability::Memory`, preparing the next segment, keeping a spare ahead of
+//! it, trimming the last one, letting old segments go.
 //!
 //! One thread in production; with another driver whoever drives runs what is due.
 //!
 //! Not here: which segments may go (`retire`).
 
+use super::LogError;
 use super::retire;
 use super::segment::{Segment, Space, file_name, spare_name};
 use super::shared::Shared;
 use super::stall::Who;
 use parking_lot::{Condvar, Mutex};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Segments kept for next ones to be made of.
 const SPARES_MAX: usize = 3;
+/// Between two tries to make a spare while the disk is full.
+const FULL_PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Due {
@@ -25,6 +29,9 @@ struct Due {
     unpreparable: Option<u64>,
     prepared: Option<Segment>,
     spares: Vec<Segment>,
+    spare: bool,
+    /// When to try again to make one.
+    spare_at: Option<Instant>,
     trims: Vec<(Arc<Segment>, u64)>,
     retire: bool,
     stop: bool,
@@ -32,7 +39,7 @@ struct Due {
 
 impl Due {
     fn has_work(&self) -> bool {
-        self.segment.is_some() || !self.trims.is_empty() || self.retire
+        self.segment.is_some() || self.spare || !self.trims.is_empty() || self.retire
     }
 }
 
@@ -84,22 +91,49 @@ impl Chores {
         }
     }
 
+    /// A spare for a segment that is needed now and was not prepared.
+    pub(super) fn take_spare(&self) -> Option<Segment> {
+        let mut due = self.due.lock();
+        let spare = due.spares.pop();
+        due.spare = true;
+        self.arrived.notify_one();
+        spare
+    }
+
+    /// Asks for a spare to be made, if there is none.
+    pub(super) fn request_spare(&self) {
+        self.due.lock().spare = true;
+        self.arrived.notify_one();
+    }
+
+    /// Segments that have their space and are not written yet.
+    pub(super) fn segments_ahead(&self) -> u64 {
+        let due = self.due.lock();
+        let prepared = u64::from(due.prepared.is_some() || due.preparing.is_some());
+        prepared + due.spares.len() as u64
+    }
+
     pub(super) fn request_trim(&self, segment: Arc<Segment>, bytes: u64) {
         self.due.lock().trims.push((segment, bytes));
         self.arrived.notify_one();
     }
 
     /// Keeps a segment that is not needed any more for a next one to be made of; gives it back if there are enough.
-    pub(super) fn offer_spare(&self, shared: &Shared, mut segment: Segment) -> Result<(), Segment> {
+    pub(super) fn offer_spare(&self, shared: &Shared, segment: Segment) -> Result<(), Segment> {
         if self.due.lock().spares.len() >= SPARES_MAX {
+            return Err(segment);
+        }
+        // Whole, so that it is there for good when the disk is full; else it gives its space back.
+        let filled = segment.reserved();
+        if segment.extend(shared.options.segment_bytes).is_err() {
             return Err(segment);
         }
         let path = shared.options.directory.join(spare_name(segment.number));
         if shared.disk.rename(&segment.path, &path).is_err() {
             return Err(segment);
         }
-        segment.path = path;
-        self.due.lock().spares.push(segment);
+        self.due.lock().spares.push(segment.into_spare(path, filled));
+        shared.room.note_spare();
         Ok(())
     }
 
@@ -123,10 +157,13 @@ impl Chores {
                         return;
                     }
                     let sync_at = due.sync_since.map(|since| since + shared.options.sync_interval);
+                    if due.spare_at.take_if(|at| *at <= Instant::now()).is_some() {
+                        due.spare = true;
+                    }
                     if due.has_work() || sync_at.is_some_and(|at| at <= Instant::now()) {
                         break;
                     }
-                    match sync_at {
+                    match sync_at.into_iter().chain(due.spare_at).min() {
                         Some(at) => {
                             let _timed_out = self.arrived.wait_until(&mut due, at);
                         }
@@ -141,6 +178,9 @@ impl Chores {
     /// Does everything that is due, unless somebody is at it.
     pub(super) fn run_all(&self, shared: &Shared) {
         let Some(_running) = self.running.try_lock() else { return };
+        if shared.room.is_full() {
+            self.due.lock().spare = true;
+        }
         loop {
             let is_due = {
                 let due = self.due.lock();
@@ -163,6 +203,7 @@ impl Chores {
         shared.stall.watch(Who::Chores, || self.sync(shared));
         self.prepare(shared);
         self.trim(shared);
+        self.keep_spare(shared);
         let retire = std::mem::take(&mut self.due.lock().retire);
         if retire {
             retire::run(shared);
@@ -183,6 +224,7 @@ impl Chores {
             let Some(number) = due.segment.take() else { return };
             due.preparing = Some(number);
             self.is_urgent.store(false, Ordering::Relaxed);
+            due.spare = true;
             (number, due.spares.pop())
         };
         let bytes = shared.options.segment_bytes;
@@ -206,7 +248,7 @@ impl Chores {
                 shared.fail_with(&error);
             }
             Err(error) => {
-                // A full disk, perhaps. The writer tries by itself when it needs the segment, and that is final.
+                // A full disk, perhaps. It is tried again when there is a spare, or by the writer when it needs it.
                 tracing::warn!(%error, "cannot prepare the next log segment");
                 due.unpreparable = Some(number);
                 let path = shared.options.directory.join(file_name(number));
@@ -216,15 +258,53 @@ impl Chores {
         self.prepared.notify_all();
     }
 
+    /// Makes a spare where there is none: space for what comes after the prepared segment, or the writer's last resort.
+    fn keep_spare(&self, shared: &Shared) {
+        {
+            let mut due = self.due.lock();
+            if !std::mem::take(&mut due.spare) {
+                return;
+            }
+            if !due.spares.is_empty() {
+                drop(due);
+                return shared.room.note_spare();
+            }
+        }
+        match make_spare(shared) {
+            Ok(spare) => {
+                let mut due = self.due.lock();
+                due.spares.push(spare);
+                // What could not be prepared for want of space may be asked for again.
+                due.unpreparable = None;
+                drop(due);
+                shared.room.note_spare();
+            }
+            Err(error) => {
+                shared.room.note_full(&error);
+                self.due.lock().spare_at = Some(Instant::now() + FULL_PAUSE);
+            }
+        }
+    }
+
     /// Gives back the reserved space behind the last record. Not synced: recovery knows the end anyway.
     fn trim(&self, shared: &Shared) {
         let trims = std::mem::take(&mut self.due.lock().trims);
         for (segment, bytes) in trims {
-            if let Err(error) = segment.file.set_length(bytes) {
-                shared.fail(&segment.path, &error);
+            if let Err(error) = segment.cut(bytes) {
+                shared.fail_with(&error);
             }
         }
     }
+}
+
+fn make_spare(shared: &Shared) -> Result<Segment, LogError> {
+    let options = &shared.options;
+    // A try that fails halfway takes, for a moment, what little there is from everybody else.
+    if shared.disk.free_bytes(&options.directory).is_some_and(|free| free < options.segment_bytes) {
+        let error = io::Error::from(io::ErrorKind::StorageFull);
+        return Err(LogError::io("reserve a segment in", &options.directory)(error));
+    }
+    Segment::create_spare(&*shared.disk, &options.directory, options.segment_bytes)
 }
 
 /// Syncs all that is written by now.

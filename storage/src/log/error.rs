@@ -71,6 +71,15 @@ impl LogError {
         matches!(self, LogError::Io { action, .. } if action.starts_with("sync"))
     }
 
+    /// Whether there is no space, bytes or inodes: nothing was lost, and a later try may succeed. Space is asked for
+    /// before anything is written into it; a sync that says so has failed like any other.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        let LogError::Io { source, .. } = self else { return false };
+        !self.is_failed_sync()
+            && matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     /// Adds to an I/O error what was tried on which file.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
         let path = path.to_owned();

@@ -15,6 +15,7 @@
 //! - Slot 1 is written after every sync, and not synced itself (kill -9 leaves it, a power cut leaves an older one).
 //!   Slot 0 is written only after slot 1 was synced: one of the two is always whole.
 //! - `first_segment` is raised durably before a segment is removed.
+//! - Opening a log needs no space for it.
 //!
 //! Not here: what follows from it (`recovery`).
 
@@ -108,6 +109,34 @@ impl Floor {
         Ok(Floor { path, file, serial: SLOT_OFFSETS.len() as u64, record })
     }
 
+    /// Says it in the floor file there is, which takes no space; in a new one if there is none to be trusted.
+    pub(super) fn replace(disk: &dyn Disk, directory: &Path, record: FloorRecord) -> Result<Self, LogError> {
+        let path = directory.join(NAME);
+        if !disk.exists(&path).map_err(LogError::io("look for", &path))? {
+            return Floor::create(disk, directory, record);
+        }
+        let file = disk.open(&path).map_err(LogError::io("open", &path))?;
+        let length = file.length().map_err(LogError::io("read", &path))?;
+        let mut serials = [None; 2];
+        for (serial, offset) in serials.iter_mut().zip(SLOT_OFFSETS) {
+            let mut slot = [0; SLOT_BYTES];
+            if length >= offset + SLOT_BYTES as u64 {
+                file.read_exact_at(&mut slot, offset).map_err(LogError::io("read", &path))?;
+                if let Slot::Good(found, _) = decode(&slot) {
+                    *serial = Some(found);
+                }
+            }
+        }
+        let Some(serial) = serials.into_iter().flatten().max() else {
+            return Floor::create(disk, directory, record);
+        };
+        let mut floor = Floor { path, file, serial, record };
+        // While one slot is written the other one must be whole.
+        let order = if serials[0].is_none() { [0, 1] } else { [1, 0] };
+        floor.write_slots(order).map_err(LogError::io("sync", &directory.join(NAME)))?;
+        Ok(floor)
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -124,7 +153,11 @@ impl Floor {
     /// Changes the floor durably.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut FloorRecord)) -> io::Result<()> {
         change(&mut self.record);
-        for slot in [1, 0] {
+        self.write_slots([1, 0])
+    }
+
+    fn write_slots(&mut self, order: [usize; 2]) -> io::Result<()> {
+        for slot in order {
             self.write_slot(slot)?;
             self.file.sync_data()?;
         }

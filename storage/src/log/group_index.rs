@@ -15,9 +15,10 @@
 use super::anchors::Anchors;
 use super::record::record_bytes;
 use super::segment::Position;
-use super::{Entry, EntryId, GroupLogState, QuarantineCause};
+use super::{Entry, EntryId, GroupKey, GroupLogState, QuarantineCause};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::ops::Range;
 
 /// Memory of a cached entry beside its payload.
@@ -99,6 +100,23 @@ pub(super) struct GroupIndex {
 }
 
 impl GroupIndex {
+    /// Whether damage was found: nothing of it can be used.
+    pub(super) fn is_spoiled(&self) -> bool {
+        matches!(self.quarantine, Some((QuarantineCause::Damage, _)))
+    }
+
+    /// The error for whoever goes on with a log of which nothing can be used.
+    pub(super) fn check_whole(&self, key: GroupKey) -> io::Result<()> {
+        let Some((QuarantineCause::Damage, reason)) = &self.quarantine else { return Ok(()) };
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("the log of {key} is damaged: {reason}")))
+    }
+
+    /// The damage is written down, in this segment: nothing else of the group is needed any more.
+    pub(super) fn publish_damage(&mut self, segment: u64) {
+        self.anchors = Anchors { quarantine: Some(segment), ..Anchors::default() };
+        self.live.clear();
+    }
+
     /// A group of which nothing can be used.
     pub(super) fn unusable(anchors: Anchors) -> Self {
         GroupIndex { anchors, ..GroupIndex::default() }

@@ -7,7 +7,7 @@
 //! - No call blocks on the disk, except `read`, `wait_durable`, and everything with `Driver::Inline`.
 //! - A callback is called exactly once: after the change is durable, or with an error after which nothing is
 //!   acknowledged any more. It runs on the writer's thread, so it must be cheap.
-//! - A refused call (a gap, an oversized body, a forgotten group) changes nothing; its callback gets the error.
+//! - A refused call (a gap, an oversized body, a forgotten or damaged group) changes nothing; its callback gets the error.
 //!
 //! Not here: batching and syncing (`writer`), what survives a crash (`recovery`).
 
@@ -15,6 +15,7 @@ use super::group::Group;
 use super::queue::Action;
 use super::reader;
 use super::record::BODY_BYTES_MAX;
+use super::room::LogRoom;
 use super::shared::Shared;
 use super::{Entry, EntryId, GroupKey, GroupLogState};
 use crate::log::group_index::{GroupIndex, Source};
@@ -50,6 +51,19 @@ impl GroupLog {
     /// bounds the queue.
     pub async fn admitted(&self) {
         self.shared.queue.admitted().await;
+    }
+
+    /// Whether this may be appended now: on a full disk the reserve is for what `is_essential` to the group, and what else
+    /// there is may use the first half of it. Asked by whoever can still refuse; `append` takes what it is given.
+    pub fn has_room(&self, bytes: u64, is_essential: bool) -> bool {
+        match self.shared.log_room() {
+            LogRoom::Ample => true,
+            LogRoom::Reserve { bytes: left } if is_essential => left > bytes,
+            LogRoom::Reserve { bytes: left } => {
+                left.saturating_sub(bytes) >= self.shared.options.segment_bytes / 2
+            }
+            LogRoom::Out => false,
+        }
     }
 
     /// Appends; readable on return. The first entry must follow the last one there is (or the purged one); on a blank
@@ -130,7 +144,7 @@ impl GroupLog {
     /// runtime.
     pub fn read_cached(&self, range: Range<u64>, bytes_max: u64) -> Option<Vec<Entry>> {
         let index = self.group.lock();
-        if index.needs_disk(&range) {
+        if index.needs_disk(&range) || index.is_spoiled() {
             return None;
         }
         let sources = index.sources(range, bytes_max);
@@ -178,7 +192,7 @@ impl GroupLog {
 
     /// Forgets the group. All handles of it refuse from now on.
     pub fn destroy(&self, durable: DurableCallback) {
-        self.change(durable, |index| {
+        self.change_whatever(durable, true, |index| {
             index.destroy();
             Ok(Some(Action::Destroy))
         });
@@ -194,6 +208,16 @@ impl GroupLog {
         durable: DurableCallback,
         change: impl FnOnce(&mut GroupIndex) -> io::Result<Option<Action>>,
     ) {
+        self.change_whatever(durable, false, change);
+    }
+
+    /// The same; `is_last` goes through on a damaged log too.
+    fn change_whatever(
+        &self,
+        durable: DurableCallback,
+        is_last: bool,
+        change: impl FnOnce(&mut GroupIndex) -> io::Result<Option<Action>>,
+    ) {
         let mut index = self.group.lock();
         if index.is_destroyed {
             drop(index);
@@ -202,7 +226,8 @@ impl GroupLog {
         let cached_before = index.cached_bytes();
         let action = match self.shared.queue.stopped() {
             Some(_) => Err(self.shared.stopped_error()),
-            None => change(&mut index),
+            None if is_last => change(&mut index),
+            None => index.check_whole(self.group.key).and_then(|()| change(&mut index)),
         };
         self.shared.note_cached(cached_before, index.cached_bytes());
         match action {

@@ -9,7 +9,8 @@
 //! Invariants:
 //! - What was acknowledged with [`Durability::Fsync`] survives a power cut, with [`Durability::Memory`] a `kill -9`.
 //! - A record that was synced and cannot be read is noticed, and its group quarantined; it is never forgotten silently.
-//! - The first failed write or sync stops the log; nothing is acknowledged after it.
+//! - The first failed write or sync stops the log; nothing is acknowledged after it. A full disk is no failure: what
+//!   cannot be written waits (`room`).
 //! - The writer's code is the same whoever drives it ([`Driver`]) and on whatever [`crate::disk::Disk`].
 //!
 //! Not here: what a payload or a vote means, when to purge (the raft crate).
@@ -30,6 +31,7 @@ mod reader;
 mod record;
 mod recovery;
 mod retire;
+mod room;
 mod segment;
 mod segment_set;
 mod shared;
@@ -42,3 +44,4 @@ pub use group_log::{DurableCallback, GroupLog};
 pub use node_log::{Log, LogStats, QuarantinedGroup, RecoveredGroup, Recovery};
 pub use options::{Driver, Durability, FatalHandler, LogOptions, stop_process, system_boot_id};
 pub use record::BODY_BYTES_MAX;
+pub use room::LogRoom;

@@ -7,6 +7,7 @@ use super::group::Group;
 use super::group_index::GroupIndex;
 use super::queue::{Action, Queue};
 use super::recovery::{self, Opened};
+use super::room::{LogRoom, Room};
 use super::segment_set::SegmentSet;
 use super::shared::{Counters, Progress, Shared};
 use super::stall::Stall;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// The writer's thread waits at most this long for something urgent; then it writes what is not.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// Between two tries to write on a full disk.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A healthy group found when the log was opened.
 #[derive(Debug, Clone)]
@@ -117,6 +120,7 @@ impl Log {
         let opened = recovery::open(&options, &*disk)?;
         let recovery = report(&opened);
         let shared = Arc::new(share(options, disk, driver, opened));
+        shared.chores.request_spare();
         let inner = Inner { shared, threads: Mutex::default(), _lock: lock };
         let log = Log { inner: Arc::new(inner) };
         if driver == Driver::Threaded {
@@ -170,22 +174,24 @@ impl Log {
         self.settle(|done| GroupLog::new(self.inner.shared.clone(), group).destroy(done))
     }
 
-    /// Quarantines a group that turned out to be damaged while running; durable when it returns. Its handles go on
-    /// working: the caller stops the replica.
+    /// Quarantines a group that turned out to be damaged while running; durable when it returns. Its handles refuse
+    /// everything from now on. Damage that a read meets is noticed by itself: see [`Log::damaged`].
     pub fn quarantine(&self, key: GroupKey, reason: &str) -> io::Result<()> {
         let shared = &self.inner.shared;
         let Some(group) = shared.groups.read().get(&key).cloned() else {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("no {key} in the log")));
         };
-        let (cause, reason) = (QuarantineCause::Damage, reason.to_owned());
         self.settle(|done| {
-            let mut index = group.lock();
-            index.quarantine = Some((cause, reason.clone()));
-            let refused = shared.queue(&group, Action::Quarantine { cause, reason }, Some(done));
-            drop(index);
-            refused.answer();
+            shared.spoil(&group, reason.to_owned(), Some(done));
             shared.drive();
         })
+    }
+
+    /// Groups whose logs were found damaged since the log was opened (a bad checksum on a read, a file cut short), with
+    /// what was found; until they are forgotten. Their handles refuse everything: the caller replaces the replicas.
+    pub fn damaged(&self) -> Vec<(GroupKey, String)> {
+        let damaged = self.inner.shared.damaged.lock();
+        damaged.iter().map(|(key, reason)| (*key, reason.clone())).collect()
     }
 
     /// Lifts a quarantine after an operator has decided that this replica's data is the best there is. Only where the
@@ -258,7 +264,12 @@ impl Log {
         self.inner.shared.stall.stalled_for()
     }
 
-    /// `Driver::Manual`: commits one batch; false if nothing was queued.
+    /// What room there is on the disk.
+    pub fn room(&self) -> LogRoom {
+        self.inner.shared.log_room()
+    }
+
+    /// `Driver::Manual`: commits one batch; false if nothing was queued, or the disk is full.
     pub fn pump(&self) -> bool {
         self.inner.shared.pump_with(&mut self.inner.shared.writer.lock())
     }
@@ -331,9 +342,17 @@ fn join(thread: Option<JoinHandle<()>>) {
 
 fn write_until_stopped(shared: &Shared) {
     loop {
-        let operations = shared.queue.wait_and_take(shared.options.batch_bytes_max, IDLE_WAIT);
+        let operations =
+            shared.queue.wait_and_take(shared.room.batch_bytes(shared.options.batch_bytes_max), IDLE_WAIT);
         if !operations.is_empty() {
-            shared.writer.lock().commit(shared, operations);
+            let is_one = operations.len() == 1;
+            if shared.writer.lock().commit(shared, operations) || !is_one {
+                continue;
+            }
+            if shared.queue.stopped().is_some() {
+                return shared.refuse_queued();
+            }
+            thread::sleep(FULL_PAUSE);
         } else if shared.queue.stopped().is_some() {
             return;
         }
@@ -381,6 +400,8 @@ fn share(options: LogOptions, disk: Arc<dyn Disk>, driver: Driver, opened: Opene
     let groups =
         opened.groups.into_iter().map(|(key, index)| (key, Arc::new(Group::new(key, index)))).collect();
     let progress = Progress { active: opened.active.clone(), written: opened.end, synced: opened.synced };
+    let room = Room::default();
+    room.set_left(opened.active.reserved().saturating_sub(opened.end.offset));
     Shared {
         queue: Queue::new(options.queue_bytes_max),
         options,
@@ -395,6 +416,8 @@ fn share(options: LogOptions, disk: Arc<dyn Disk>, driver: Driver, opened: Opene
         cached_bytes: AtomicU64::new(0),
         counters: Counters::default(),
         stall: Stall::default(),
+        room,
+        damaged: Mutex::default(),
         is_failed: AtomicBool::new(false),
     }
 }

@@ -136,6 +136,21 @@ impl Queue {
         take(&mut state, bytes_max)
     }
 
+    /// Puts operations back where they were taken from: the disk is full. Their bytes still count.
+    pub(super) fn put_back(&self, operations: Vec<Operation>) {
+        for operation in &operations {
+            if matches!(operation.action, Action::Committed) {
+                // It takes the value of when it is written, as before: no second one is needed meanwhile.
+                operation.group.lock().is_committed_queued = true;
+            }
+        }
+        let mut state = self.state.lock();
+        state.urgent += operations.iter().filter(|operation| operation.is_urgent()).count();
+        for operation in operations.into_iter().rev() {
+            state.operations.push_front(operation);
+        }
+    }
+
     /// These bytes are written (or given up).
     pub(super) fn finish(&self, bytes: u64) {
         let mut state = self.state.lock();

@@ -1,6 +1,8 @@
 //! Reading entries: from memory, else from the segments.
 //!
-//! Invariant: what comes from the disk has passed both checksums and is the entry that was asked for.
+//! Invariants:
+//! - what comes from the disk has passed both checksums and is the entry that was asked for;
+//! - what does not, spoils the group's log at once (`shared`): nobody goes on with a log that has a hole.
 //!
 //! Not here: which entries there are (`group_index`), recovery's scan.
 
@@ -23,13 +25,18 @@ const ATTEMPTS: usize = 8;
 /// The entries of `range` that exist, from its first one on: at least one, then while they fit `bytes_max`.
 pub(super) fn read(
     shared: &Shared,
-    group: &Group,
+    group: &Arc<Group>,
     range: Range<u64>,
     bytes_max: u64,
 ) -> io::Result<Vec<Entry>> {
     for _attempt in 0..ATTEMPTS {
-        let sources = group.lock().sources(range.clone(), bytes_max);
-        if let Some(entries) = resolve(shared, group.key, sources)? {
+        let sources = {
+            let index = group.lock();
+            index.check_whole(group.key)?;
+            index.sources(range.clone(), bytes_max)
+        };
+        let read = resolve(shared, group.key, sources).inspect_err(|error| note_damage(shared, group, error));
+        if let Some(entries) = read? {
             return Ok(entries);
         }
     }
@@ -42,12 +49,20 @@ pub(super) fn read(
 /// Reads entries that are to be copied forward.
 pub(super) fn read_for_relocation(
     shared: &Shared,
-    key: GroupKey,
+    group: &Arc<Group>,
     entries: &[OnDisk],
 ) -> io::Result<Vec<(OnDisk, Entry)>> {
     let sources = entries.iter().map(|&entry| Source::Disk(entry)).collect();
-    let read = resolve(shared, key, sources)?.ok_or(io::ErrorKind::NotFound)?;
+    let read = resolve(shared, group.key, sources).inspect_err(|error| note_damage(shared, group, error));
+    let read = read?.ok_or(io::ErrorKind::NotFound)?;
     Ok(entries.iter().copied().zip(read).collect())
+}
+
+/// A file that is short, a disk that cannot read it, a checksum that does not fit: these bytes do not come back.
+fn note_damage(shared: &Shared, group: &Arc<Group>, error: &io::Error) {
+    if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) {
+        shared.spoil(group, error.to_string(), None);
+    }
 }
 
 /// `None` if a segment is gone: the sources are stale.
@@ -96,7 +111,14 @@ fn read_run(
     let end = last.position.offset + (HEADER_BYTES + last.body_len as usize) as u64;
     // The lengths come from our own index, which took them from checked headers.
     let mut buffer = vec![0; (end - start) as usize];
-    segment.file.read_exact_at(&mut buffer, start)?;
+    segment.file.read_exact_at(&mut buffer, start).map_err(|error| {
+        let what = format!("{} at offset {start}: {error}, reading entries of {key}", segment.path.display());
+        // EIO: the disk has lost it.
+        match error.raw_os_error() {
+            Some(libc::EIO) => io::Error::new(io::ErrorKind::InvalidData, what),
+            _ => io::Error::new(error.kind(), what),
+        }
+    })?;
     let buffer = Bytes::from(buffer);
     for wanted in run.drain(..) {
         entries.push(decode(key, &segment, &wanted, &buffer, start)?);

@@ -93,10 +93,10 @@ fn relocate(shared: &Shared, groups: &[Arc<Group>], segment: u64) {
         if entries.is_empty() && !anchors {
             continue;
         }
-        let entries = match reader::read_for_relocation(shared, group.key, &entries) {
+        let entries = match reader::read_for_relocation(shared, group, &entries) {
             Ok(entries) => entries,
             Err(error) => {
-                // Unreadable: it stays where it is, and recovery will say so. Keeping too much loses nothing.
+                // Damaged: the group is quarantined, and holds nothing back when that is durable.
                 tracing::error!(group = %group.key, %error, "cannot copy log entries forward");
                 continue;
             }

@@ -20,6 +20,7 @@ use super::LogError;
 use crate::disk::{Disk, DiskFile};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a segment before its first record.
 pub(super) const SEGMENT_HEADER_BYTES: u64 = 32;
@@ -42,6 +43,10 @@ pub(super) struct Segment {
     pub(super) number: u64,
     pub(super) path: PathBuf,
     pub(super) file: Arc<dyn DiskFile>,
+    /// Up to here the file has space, so that a write below it finds the disk never full.
+    reserved: AtomicU64,
+    /// Up to here it was written once, if only with zeros.
+    filled: u64,
 }
 
 /// What a segment's header says.
@@ -94,41 +99,98 @@ impl Segment {
         space: &Space<'_>,
     ) -> Result<Self, LogError> {
         let path = directory.join(file_name(number));
-        let file = match spare {
+        let mut segment = match spare {
             Some(spare) => {
                 disk.rename(&spare.path, &path).map_err(LogError::io("rename", &spare.path))?;
-                spare.file
+                Segment { number, path, ..spare }
             }
-            None => disk.create(&path).map_err(LogError::io("create", &path))?,
+            None => {
+                let file = disk.create(&path).map_err(LogError::io("create", &path))?;
+                Segment { number, path, file, reserved: AtomicU64::new(0), filled: 0 }
+            }
         };
-        let segment = Segment { number, path, file };
+        let made = segment.make(disk, directory, synced, space);
+        if let Err(error) = &made
+            && error.is_disk_full()
+        {
+            // The name is needed for the next try.
+            let _absent = disk.remove_file(&segment.path);
+        }
+        made.map(|()| segment)
+    }
+
+    fn make(
+        &mut self,
+        disk: &dyn Disk,
+        directory: &Path,
+        synced: Position,
+        space: &Space<'_>,
+    ) -> Result<(), LogError> {
+        let number = self.number;
+        let segment = self;
         let length = segment.file.length().map_err(LogError::io("read", &segment.path))?;
-        segment.reserve(length, space)?;
+        segment.filled = segment.filled.min(length);
+        segment.reserve(segment.filled, space)?;
         let proven = if synced.segment + 1 == number { synced.offset } else { 0 };
         let header = encode_header(number, proven);
         segment.file.write_all_at(&header, 0).map_err(LogError::io("write", &segment.path))?;
         segment.file.sync_all().map_err(LogError::io("sync", &segment.path))?;
-        disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &segment.path))?;
-        Ok(segment)
+        disk.sync_dir(directory).map_err(LogError::io("sync the directory of", &segment.path))
     }
 
-    /// Reserves the space behind `written`. Where there is none the log still works, and the write that needs it will
-    /// say so; but a failed sync is a failed sync.
+    /// Takes space from the disk for a segment to come, without a word in it.
+    pub(super) fn create_spare(disk: &dyn Disk, directory: &Path, bytes: u64) -> Result<Self, LogError> {
+        // Numbers of segments begin with 1.
+        let path = directory.join(spare_name(0));
+        let file = disk.create(&path).map_err(LogError::io("create", &path))?;
+        let spare = Segment { number: 0, path, file, reserved: AtomicU64::new(0), filled: 0 };
+        if let Err(error) = spare.extend(bytes) {
+            let _absent = disk.remove_file(&spare.path);
+            return Err(error);
+        }
+        Ok(spare)
+    }
+
+    /// Makes of a segment that is not needed any more a spare with this name, written up to `filled` before.
+    pub(super) fn into_spare(self, path: PathBuf, filled: u64) -> Self {
+        Segment { path, filled, ..self }
+    }
+
+    /// Up to here the file has space.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Takes space from the disk up to `end`.
+    pub(super) fn extend(&self, end: u64) -> Result<(), LogError> {
+        if end > self.reserved() {
+            self.file.allocate(end).map_err(LogError::io("reserve space in", &self.path))?;
+            self.reserved.store(end, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Gives back what lies behind `end`.
+    pub(super) fn cut(&self, end: u64) -> Result<(), LogError> {
+        self.file.set_length(end).map_err(LogError::io("cut", &self.path))?;
+        self.reserved.store(end, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the space first, then writes zeros into it behind `written`.
     pub(super) fn reserve(&self, written: u64, space: &Space<'_>) -> Result<(), LogError> {
+        self.extend(space.bytes.max(SEGMENT_HEADER_BYTES))?;
         let filled = written.saturating_add(space.filled).min(space.bytes);
         let zeros = vec![0; FILL_BYTES.min(filled.saturating_sub(written) as usize)];
         let mut offset = written;
-        let mut reserved = Ok(());
-        while offset < filled && reserved.is_ok() && !(space.is_urgent)() {
+        while offset < filled && !(space.is_urgent)() {
             let bytes = zeros.len().min((filled - offset) as usize);
-            reserved = self.file.write_all_at(&zeros[..bytes], offset);
+            self.file
+                .write_all_at(&zeros[..bytes], offset)
+                .map_err(LogError::io("write zeros into", &self.path))?;
             // A little at a time, so that the writer's syncs find no long queue.
             self.file.sync_data().map_err(LogError::io("sync", &self.path))?;
             offset += bytes as u64;
-        }
-        let bytes = space.bytes.max(SEGMENT_HEADER_BYTES);
-        if let Err(error) = reserved.and_then(|()| self.file.allocate(bytes)) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot reserve the space of a log segment");
         }
         Ok(())
     }
@@ -136,7 +198,8 @@ impl Segment {
     pub(super) fn open(disk: &dyn Disk, directory: &Path, number: u64) -> Result<Self, LogError> {
         let path = directory.join(file_name(number));
         let file = disk.open(&path).map_err(LogError::io("open", &path))?;
-        Ok(Segment { number, path, file })
+        // What it has beyond its end goes when the log is opened, and is taken anew.
+        Ok(Segment { number, path, file, reserved: AtomicU64::new(0), filled: 0 })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the handles, the writer and the chores share.
 //!
 //! Lock order: writer, then groups, then one group, then any one of the small locks (queue, segments, progress, floor,
-//! chores). No lock but the writer's is held over I/O, except the floor's over the floor's own.
+//! chores, damaged). No lock but the writer's is held over I/O, except the floor's over the floor's own.
 //!
 //! Not here: what each of them does.
 
@@ -10,11 +10,12 @@ use super::floor::Floor;
 use super::group::Group;
 use super::group_log::DurableCallback;
 use super::queue::{Action, Operation, Queue};
+use super::room::{LogRoom, Room};
 use super::segment::{Position, Segment};
 use super::segment_set::SegmentSet;
 use super::stall::Stall;
 use super::writer::Writer;
-use super::{Driver, GroupKey, LogError, LogOptions};
+use super::{Driver, GroupKey, LogError, LogOptions, QuarantineCause};
 use crate::disk::Disk;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -59,6 +60,9 @@ pub(super) struct Shared {
     pub(super) cached_bytes: AtomicU64,
     pub(super) counters: Counters,
     pub(super) stall: Stall,
+    pub(super) room: Room,
+    /// Groups whose logs were found damaged since this one was opened, and are not forgotten yet.
+    pub(super) damaged: Mutex<BTreeMap<GroupKey, String>>,
     pub(super) is_failed: AtomicBool,
 }
 
@@ -86,7 +90,7 @@ impl Shared {
             while self.pump_with(&mut writer) {}
             drop(writer);
             self.chores.run_all(self);
-            if self.queue.is_empty() {
+            if self.queue.is_empty() || self.room.is_out() {
                 return;
             }
         }
@@ -94,12 +98,68 @@ impl Shared {
 
     /// Commits one batch; false if nothing is queued.
     pub(super) fn pump_with(&self, writer: &mut Writer) -> bool {
-        let operations = self.queue.take(self.options.batch_bytes_max);
-        if operations.is_empty() {
-            return false;
+        loop {
+            let operations = self.queue.take(self.room.batch_bytes(self.options.batch_bytes_max));
+            if operations.is_empty() {
+                return false;
+            }
+            let is_one = operations.len() == 1;
+            if writer.commit(self, operations) {
+                return true;
+            }
+            if is_one {
+                return false;
+            }
         }
-        writer.commit(self, operations);
-        true
+    }
+
+    /// The group's log turned out to be damaged: from now on it refuses everything but to be forgotten, and nothing of
+    /// it is needed any more once that is durable. Takes the group's lock; waits for nothing.
+    pub(super) fn spoil(&self, group: &Arc<Group>, reason: String, done: Option<DurableCallback>) {
+        let mut index = group.lock();
+        if index.is_destroyed || index.is_spoiled() {
+            drop(index);
+            if let Some(done) = done {
+                done(Ok(()));
+            }
+            return;
+        }
+        tracing::error!(group = %group.key, reason, "the log of a replica is damaged: it is quarantined");
+        let cause = QuarantineCause::Damage;
+        index.quarantine = Some((cause, reason.clone()));
+        self.damaged.lock().insert(group.key, reason.clone());
+        let refused = self.queue(group, Action::Quarantine { cause, reason }, done);
+        drop(index);
+        refused.answer();
+    }
+
+    /// What room there is on the disk.
+    pub(super) fn log_room(&self) -> LogRoom {
+        if self.room.is_out() {
+            return LogRoom::Out;
+        }
+        if !self.room.is_full() {
+            return LogRoom::Ample;
+        }
+        let ahead = self.chores.segments_ahead() * self.options.segment_bytes;
+        LogRoom::Reserve { bytes: (self.room.left() + ahead).saturating_sub(self.queue.bytes()) }
+    }
+
+    /// The log is closed and the disk full: whoever still waits is told.
+    pub(super) fn refuse_queued(&self) {
+        loop {
+            let operations = self.queue.take(u64::MAX);
+            if operations.is_empty() {
+                return;
+            }
+            self.queue.finish(operations.iter().map(Operation::bytes).sum());
+            for done in operations.into_iter().filter_map(|operation| operation.done) {
+                done(Err(io::Error::new(
+                    io::ErrorKind::StorageFull,
+                    format!("{} is full: the log ends without this", self.options.directory.display()),
+                )));
+            }
+        }
     }
 
     /// A write or a sync failed: the fatal handler, and nothing is acknowledged from now on.

@@ -1,6 +1,6 @@
 //! How long the write or sync in progress has taken: a hung disk shows here, though nothing fails.
 //!
-//! Not here: what follows from it. Nothing does yet: a leader whose disk hangs should give up its place.
+//! Not here: what follows from it (a leader on a hung disk gives way: the server's).
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

@@ -7,6 +7,8 @@
 //!   synced, so only the last one can have a torn tail.
 //! - With `Durability::Fsync` nobody is told before the sync has returned. After a failed write or sync nobody is told
 //!   anything but the failure, and nothing is tried again.
+//! - Space is taken from the disk before anything is written into it. Where there is none, nothing of the batch counts,
+//!   and the operations wait in the queue, in their order.
 //!
 //! Not here: the records (`batch`), background work (`chores`).
 
@@ -31,20 +33,37 @@ impl Writer {
         Writer { active, offset }
     }
 
-    /// Commits the operations in order, or fails the log.
-    pub(super) fn commit(&mut self, shared: &Shared, operations: Vec<Operation>) {
+    /// Commits the operations in order, or fails the log. False if the disk is full: they are in the queue again.
+    pub(super) fn commit(&mut self, shared: &Shared, operations: Vec<Operation>) -> bool {
         let bytes = operations.iter().map(Operation::bytes).sum();
         let result = if shared.has_failed() {
             None
         } else {
-            let written = shared.stall.watch(Who::Writer, || self.write(shared, &operations, bytes));
-            written.map_err(|error| shared.fail_with(&error)).ok()
+            match shared.stall.watch(Who::Writer, || self.write(shared, &operations, bytes)) {
+                Ok(placed) => Some(placed),
+                Err(error) if error.is_disk_full() => {
+                    match operations.len() {
+                        1 => shared.room.note_out(&error),
+                        _ => shared.room.note_narrow(),
+                    }
+                    shared.queue.put_back(operations);
+                    return false;
+                }
+                Err(error) => {
+                    shared.fail_with(&error);
+                    None
+                }
+            }
         };
         match result {
-            Some(placed) => self.publish(shared, operations, &placed),
+            Some(placed) => {
+                shared.room.note_written();
+                self.publish(shared, operations, &placed);
+            }
             None => refuse(shared, operations),
         }
         shared.queue.finish(bytes);
+        true
     }
 
     /// Writes and syncs.
@@ -65,13 +84,19 @@ impl Writer {
             // Relocations of which nothing was left.
             return Ok(placed);
         }
+        self.active.extend(start.offset + batch.bytes())?;
         before_write(operations);
         let path = &self.active.path;
-        self.active
-            .file
-            .write_all_vectored_at(&batch.slices(), start.offset)
-            .map_err(LogError::io("write", path))?;
+        let written = self.active.file.write_all_vectored_at(&batch.slices(), start.offset);
+        if let Err(error) = written.map_err(LogError::io("write", path)) {
+            if error.is_disk_full() {
+                // A file system that takes no space ahead. What is there of the batch must not lie behind the next one.
+                self.active.cut(start.offset)?;
+            }
+            return Err(error);
+        }
         self.offset += batch.bytes();
+        shared.room.set_left(self.active.reserved().saturating_sub(self.offset));
         let end = Position { segment: start.segment, offset: self.offset };
         shared.progress.lock().written = end;
         shared.segments.set_bytes(end.segment, end.offset);
@@ -90,6 +115,9 @@ impl Writer {
     }
 
     fn sync(&self, shared: &Shared, end: Position) -> Result<(), LogError> {
+        fail::fail_point!("log::sync_error", |_| Err(LogError::io("sync", &self.active.path)(
+            std::io::Error::from_raw_os_error(libc::EIO)
+        )));
         self.active.file.sync_data().map_err(LogError::io("sync", &self.active.path))?;
         shared.counters.syncs.fetch_add(1, Ordering::Relaxed);
         shared.note_synced(end);
@@ -108,12 +136,14 @@ impl Writer {
             Some(next) => next,
             None => {
                 let space = Space::foreground(shared.options.segment_bytes);
-                Segment::create(&*shared.disk, &shared.options.directory, number, end, None, &space)?
+                let spare = shared.chores.take_spare();
+                Segment::create(&*shared.disk, &shared.options.directory, number, end, spare, &space)?
             }
         };
         shared.chores.request_trim(self.active.clone(), self.offset);
         self.active = Arc::new(next);
         self.offset = SEGMENT_HEADER_BYTES;
+        shared.room.set_left(self.active.reserved().saturating_sub(self.offset));
         shared.segments.insert(self.active.clone(), self.offset);
         let mut progress = shared.progress.lock();
         progress.active = self.active.clone();
@@ -131,9 +161,12 @@ impl Writer {
             match &operation.action {
                 Action::Destroy => {
                     shared.groups.write().remove(&operation.group.key);
+                    shared.damaged.lock().remove(&operation.group.key);
                     frees_segments = true;
                 }
-                Action::Purge { .. } | Action::Truncate { .. } => frees_segments = true,
+                Action::Purge { .. } | Action::Truncate { .. } | Action::Quarantine { .. } => {
+                    frees_segments = true;
+                }
                 Action::Relocate { entries, .. } => {
                     let bytes = entries.iter().map(|(_, entry)| entry.payload.len() as u64).sum();
                     shared.counters.relocated_bytes.fetch_add(bytes, Ordering::Relaxed);

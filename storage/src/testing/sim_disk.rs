@@ -47,6 +47,7 @@ pub(super) struct State {
     power_cut_at: Option<u64>,
     fail_at: Option<(u64, i32)>,
     syncs_fail: Option<i32>,
+    is_full: bool,
     pub(super) is_off: bool,
     pub(super) generation: u64,
     random: u64,
@@ -99,6 +100,11 @@ impl SimDisk {
     /// All syncs fail from now on (`Some`) or succeed again (`None`).
     pub fn fail_syncs(&self, errno: Option<i32>) {
         self.state.lock().syncs_fail = errno;
+    }
+
+    /// From now on no file can be made or grow (`true`), or there is space again (`false`).
+    pub fn set_full(&self, is_full: bool) {
+        self.state.lock().is_full = is_full;
     }
 
     /// Cuts the power, loses what `loss` says, and turns it on again. Old handles stay dead.
@@ -206,6 +212,11 @@ impl State {
         })
     }
 
+    /// Refuses what needs space, when there is none.
+    pub(super) fn need_space(&self, needs: bool) -> io::Result<()> {
+        if self.is_full && needs { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
+    }
+
     fn change_name(&mut self, change: NameChange) {
         apply_name(&mut self.names, &change);
         self.pending_names.push(change);
@@ -233,6 +244,7 @@ impl Disk for SimDisk {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let inode = state.io(|state| {
+            state.need_space(true)?;
             state.inodes.push(SimInode::default());
             let inode = state.inodes.len() - 1;
             state.change_name(NameChange::Set(path.to_owned(), inode));

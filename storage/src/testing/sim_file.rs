@@ -39,6 +39,8 @@ impl DiskFile for SimFile {
         let offset = to_usize(offset)?;
         self.with(|state| {
             state.io(|state| {
+                let length = state.inodes[self.inode].live().len();
+                state.need_space(offset + bytes.len() > length)?;
                 state.inodes[self.inode].write(offset, bytes.to_vec());
                 Ok(())
             })
@@ -59,6 +61,7 @@ impl DiskFile for SimFile {
         let length = to_usize(length)?;
         self.with(|state| {
             state.io(|state| {
+                state.need_space(length > state.inodes[self.inode].live().len())?;
                 state.inodes[self.inode].set_length(length);
                 Ok(())
             })

@@ -7,6 +7,8 @@ use evershard_storage::log::{Driver, GroupKey, Log, LogError, QuarantineCause, R
 use evershard_storage::testing::SimDisk;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A small log of several segments, and the models after each of its operations. The process was killed.
 fn small_log() -> (SimDisk, Vec<Model>) {
@@ -86,7 +88,11 @@ fn every_flipped_bit_is_noticed_or_harmless() {
     let mut harmless = 0_u64;
     for path in disk.files() {
         let length = disk.contents(&path).unwrap().len();
-        let used = disk.contents(&path).unwrap().iter().rposition(|&byte| byte != 0).unwrap() + 1;
+        // A spare holds nothing.
+        let Some(last_used) = disk.contents(&path).unwrap().iter().rposition(|&byte| byte != 0) else {
+            continue;
+        };
+        let used = last_used + 1;
         for bit in 0..(used + 8).min(length) * 8 {
             let disk = disk.fork(bit as u64);
             disk.flip_bit(&path, bit);
@@ -268,11 +274,84 @@ fn a_damaged_entry_is_found_when_it_is_read() {
     let error = group.read(1..2, u64::MAX).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
     assert!(error.to_string().contains("group 1 replica 10"), "{error}");
-    log.quarantine(group.key(), "found while reading").unwrap();
+    // At once, and for good.
     assert!(matches!(log.group(1, 10), Err(LogError::Quarantined { .. })));
-    drop((log, group));
+    let damaged = log.damaged();
+    assert_eq!(damaged.len(), 1);
+    assert!(
+        damaged[0].0 == group.key() && damaged[0].1.contains("00000000000000000001.log at offset"),
+        "{damaged:?}"
+    );
+    let told = Arc::new(AtomicU64::new(0));
+    let refused = |told: &Arc<AtomicU64>| -> evershard_storage::log::DurableCallback {
+        let told = told.clone();
+        Box::new(move |result| {
+            assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+            told.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    group.save_vote(Bytes::from_static(b"for its rival"), refused(&told));
+    group.append(vec![entry(2, 1, b"more")], refused(&told));
+    group.truncate_from(0, refused(&told));
+    assert_eq!(told.load(Ordering::SeqCst), 3, "it neither votes nor takes anything");
+    assert!(group.read(0..1, u64::MAX).is_err() && group.read_cached(0..1, u64::MAX).is_none());
+    // The other group has nothing to do with it.
+    let other = log.group(2, 20).unwrap();
+    assert_eq!(other.read(0..9, u64::MAX).unwrap().len(), 3);
+    other.append(vec![entry(3, 1, b"more")], ok());
+    drop((log, group, other));
+    disk.kill_process();
+    let (log, recovery) = open(&disk, Driver::Inline).unwrap();
+    assert_eq!(quarantined(&recovery), BTreeSet::from([GroupKey { group: 1, replica: 10 }]));
+    assert!(recovery.quarantined[0].reason.contains("bad checksum"), "{:?}", recovery.quarantined);
+    assert!(recovery.damage.is_empty(), "it is known whose it is: {:?}", recovery.damage);
+    log.forget(GroupKey { group: 1, replica: 10 }).unwrap();
+    assert!(log.damaged().is_empty());
+}
+
+/// One bad entry of a group that does not move holds neither its group back nor the log.
+#[test]
+fn a_damaged_entry_of_an_idle_group_pins_no_segment() {
+    let disk = SimDisk::new(1);
+    let (log, _) = open(&disk, Driver::Inline).unwrap();
+    let idle = log.group(1, 10).unwrap();
+    idle.append(vec![entry(0, 1, b"an idle one"), entry(1, 1, b"and another")], ok());
+    let path = segments(&disk)[0].clone();
+    let bytes = disk.contents(&path).unwrap();
+    let at = bytes.windows(7).position(|window| window == b"an idle").unwrap();
+    let busy = log.group(2, 20).unwrap();
+    let mut is_flipped = false;
+    for index in 0..200 {
+        busy.append(vec![entry(index, 1, &[index as u8; 300])], ok());
+        if let Some(id) = index.checked_sub(3).and_then(|index| busy.entry_id(index)) {
+            busy.purge_through(id, ok());
+        }
+        if !is_flipped {
+            is_flipped = disk.flip_bit(&path, at * 8);
+        }
+    }
+    assert!(is_flipped);
+    assert_eq!(log.damaged().len(), 1, "copying it forward met the damage");
+    assert!(matches!(log.group(1, 10), Err(LogError::Quarantined { .. })));
+    assert!(disk.contents(&path).is_none() && segments(&disk).len() < 8, "{:?}", segments(&disk));
+    drop((log, idle, busy));
+    disk.kill_process();
+    let (log, recovery) = open(&disk, Driver::Inline).unwrap();
+    assert_eq!(quarantined(&recovery), BTreeSet::from([GroupKey { group: 1, replica: 10 }]));
+    assert!(recovery.damage.is_empty(), "{:?}", recovery.damage);
+    assert_eq!(log.group(2, 20).unwrap().read(0..1000, u64::MAX).unwrap().len(), 3);
+}
+
+/// An operator, or a check of another kind, may say that a group is damaged.
+#[test]
+fn a_group_can_be_quarantined_by_name() {
+    let (disk, _, _) = two_groups();
+    let (log, _) = open(&disk, Driver::Inline).unwrap();
+    log.quarantine(GroupKey { group: 1, replica: 10 }, "found elsewhere").unwrap();
+    assert!(matches!(log.group(1, 10), Err(LogError::Quarantined { .. })));
+    drop(log);
     let (_, recovery) = open(&disk, Driver::Inline).unwrap();
-    assert_eq!(recovery.quarantined[0].reason, "found while reading");
+    assert_eq!(recovery.quarantined[0].reason, "found elsewhere");
 }
 
 #[test]

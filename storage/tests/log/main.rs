@@ -5,6 +5,7 @@
 mod basics;
 mod crash;
 mod damage;
+mod full;
 mod golden;
 mod memory;
 mod model;

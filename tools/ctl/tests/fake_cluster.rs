@@ -90,6 +90,7 @@ impl AdminService for FakeNode {
             software_version: "0.1.0".into(),
             ready: true,
             uptime_ms: 1,
+            disk: None,
         }))
     }
 

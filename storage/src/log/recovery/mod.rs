@@ -272,7 +272,14 @@ fn go_on(
     let space = Space::foreground(options.segment_bytes);
     let (active, mut offset) = match reusable {
         Some((segment, end)) => {
-            segment.reserve(end, &space)?;
+            match segment.reserve(end, &space) {
+                Ok(()) => {}
+                // The log is opened all the same: what comes next waits for space.
+                Err(error) if error.is_disk_full() => {
+                    tracing::warn!(%error, "the log's disk is full");
+                }
+                Err(error) => return Err(error),
+            }
             (segment, end)
         }
         None => {
@@ -297,6 +304,7 @@ fn go_on(
         if !verdict.damage.is_empty() {
             batch.put(RecordHeader::settled(), Bytes::from(verdict.damage.join("\n")));
         }
+        active.extend(offset + batch.bytes())?;
         let path = &active.path;
         active.file.write_all_vectored_at(&batch.slices(), offset).map_err(LogError::io("write", path))?;
         active.file.sync_data().map_err(LogError::io("sync", path))?;
@@ -307,7 +315,7 @@ fn go_on(
         *end = offset;
     }
     let first = segments.first().map_or(active.number, |(segment, _)| segment.number);
-    let floor = Floor::create(disk, directory, floor_record(options, first, synced))?;
+    let floor = Floor::replace(disk, directory, floor_record(options, first, synced))?;
     Ok(Opened {
         groups: BTreeMap::new(),
         segments,
@@ -327,7 +335,7 @@ fn cut(segment: &Segment, end: u64) -> Result<(), LogError> {
     let path = &segment.path;
     let length = segment.file.length().map_err(LogError::io("read", path))?;
     if length != end {
-        segment.file.set_length(end).map_err(LogError::io("cut", path))?;
+        segment.cut(end)?;
     }
     segment.file.sync_all().map_err(LogError::io("sync", path))
 }

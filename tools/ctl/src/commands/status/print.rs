@@ -21,6 +21,9 @@ impl ClusterView {
             text.push_str(&part.trim_fmt());
             text.push_str("\n\n");
         }
+        for note in self.nodes.iter().filter_map(|node| node.disk.as_ref()?.note.as_ref()) {
+            text.push_str(&format!("disk: {note}\n"));
+        }
         if digest {
             text.push_str(&self.digests_table().trim_fmt());
         }
@@ -29,7 +32,7 @@ impl ClusterView {
 
     pub(crate) fn nodes_table(&self) -> Table {
         table(
-            ["node", "address", "state", "leads", "replicas", "version", "uptime"],
+            ["node", "address", "state", "leads", "replicas", "disk free", "version", "uptime"],
             self.nodes.iter().map(|node| {
                 [
                     node.id.to_string(),
@@ -37,6 +40,7 @@ impl ClusterView {
                     node.state.clone(),
                     node.leads.to_string(),
                     node.replicas.to_string(),
+                    node.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| bytes(disk.free_bytes)),
                     node.version.clone().unwrap_or_else(|| "-".to_owned()),
                     node.uptime_ms.map_or_else(|| "-".to_owned(), duration),
                 ]

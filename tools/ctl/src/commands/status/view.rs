@@ -49,6 +49,37 @@ pub(crate) struct NodeView {
     pub(crate) uptime_ms: Option<u64>,
     pub(crate) leads: usize,
     pub(crate) replicas: usize,
+    pub(crate) disk: Option<DiskView>,
+}
+
+/// A node's disk.
+#[derive(Debug, Serialize)]
+pub(crate) struct DiskView {
+    pub(crate) path: String,
+    pub(crate) free_bytes: u64,
+    pub(crate) free_inodes: u64,
+    pub(crate) low_water_bytes: u64,
+    /// Less is free: the node takes no pushes, and leads nothing that another could lead.
+    pub(crate) low: bool,
+    /// It hangs: the node leads nothing.
+    pub(crate) stalled: bool,
+    /// What is wrong, for people.
+    pub(crate) note: Option<String>,
+}
+
+impl DiskView {
+    fn of(status: &NodeStatus) -> Option<Self> {
+        let disk = status.disk.as_ref()?;
+        Some(DiskView {
+            path: disk.path.clone(),
+            free_bytes: disk.free_bytes,
+            free_inodes: disk.free_inodes,
+            low_water_bytes: disk.low_water_bytes,
+            low: disk.low,
+            stalled: disk.stalled,
+            note: Some(disk.note.clone()).filter(|note| !note.is_empty()),
+        })
+    }
 }
 
 /// One shard.
@@ -149,6 +180,7 @@ impl ClusterView {
                         .flat_map(|shard| &shard.replicas)
                         .filter(|r| r.node == node.id)
                         .count(),
+                    disk: status.and_then(DiskView::of),
                 }
             })
             .collect();

@@ -1,0 +1,253 @@
+//! A disk that hangs, fails a sync, or gives back other bytes than it was given, while its node runs: the cluster goes on
+//! with exact sums, and the node does what is right by itself.
+
+#![cfg(feature = "failpoints")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use support::frozen_disk::FrozenDisk;
+use support::ledger::Ledger;
+use support::pusher::{Load, Pusher, wait_progress};
+use support::trainer::{Table, Trainer};
+use support::{Cluster, Options, eventually};
+
+const DIM: usize = 64;
+const VICTIM: u64 = 3;
+const MIB: u64 = 1 << 20;
+
+/// A cluster under load whose victim leads everything.
+struct Run {
+    cluster: Cluster,
+    table: Table,
+    pushers: Vec<Pusher>,
+}
+
+impl Run {
+    async fn start(options: Options, failpoints: Option<&str>) -> Self {
+        let mut cluster = Cluster::start(Options { shards: 2, ..options }).await;
+        if failpoints.is_some() {
+            cluster.kill(VICTIM);
+            cluster.node_mut(VICTIM).start(failpoints);
+            cluster.wait_ready().await;
+        }
+        Self::over(cluster).await
+    }
+
+    async fn over(cluster: Cluster) -> Self {
+        let trainer = Trainer::connect(&cluster.endpoints()).await;
+        let table = trainer.integers("audit", DIM).await;
+        let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
+        let pushers: Vec<Pusher> =
+            (0..2).map(|seed| Pusher::start(cluster.endpoints(), load.clone(), seed)).collect();
+        wait_progress(&pushers, 10).await;
+        Run { cluster, table, pushers }
+    }
+
+    async fn lead_all(&self) {
+        for shard in self.cluster.shards() {
+            self.cluster.transfer(shard, VICTIM).await;
+        }
+    }
+
+    async fn finish(mut self) {
+        self.cluster.wait_ready().await;
+        wait_progress(&self.pushers, 10).await;
+        self.cluster.wait_caught_up().await;
+        let mut ledger = Ledger::default();
+        for pusher in self.pushers.drain(..) {
+            ledger.merge(&pusher.finish().await);
+        }
+        ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
+        self.cluster.assert_replicas_equal().await;
+        self.cluster.transfer(0, VICTIM).await;
+        ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
+    }
+}
+
+/// Heartbeats go on while the disk of their sender hangs: nobody else would notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_on_a_hung_disk_gives_way() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let hang = elsewhere.path().join("hang");
+    let held =
+        ["append::before_sync", "save_vote::before_sync"].map(|p| format!("{p}=hang@{}", hang.display()));
+    let options = Options::default().arg("--disk-stall-ms", 500);
+    let run = Run::start(options, Some(&held.join(";"))).await;
+    for _ in 0..2 {
+        run.lead_all().await;
+        wait_progress(&run.pushers, 10).await;
+        std::fs::write(&hang, "").unwrap();
+        // Exact sums at the end say that this was right; here only that it went on.
+        wait_progress(&run.pushers, 50).await;
+        for shard in run.cluster.shards() {
+            let leader = eventually("another leads", || async {
+                run.cluster
+                    .leader_now(shard)
+                    .await
+                    .filter(|id| *id != VICTIM)
+                    .ok_or_else(|| "not yet".to_owned())
+            })
+            .await;
+            assert_ne!(leader, VICTIM);
+        }
+        let victim = run.cluster.node(VICTIM);
+        let ready = victim.http("/readyz").await;
+        assert!(ready.contains("503") && ready.contains("has waited for its disk"), "{ready}");
+        let metrics = victim.http("/metrics").await;
+        assert!(metrics.contains("evershard_log_stalled 1"), "{metrics}");
+        std::fs::remove_file(&hang).unwrap();
+        run.cluster.wait_ready().await;
+        run.cluster.wait_caught_up().await;
+    }
+    run.finish().await;
+}
+
+/// The same with a file system that really hangs: for `make chaos`, as root. What writes to it cannot even be killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_on_a_frozen_file_system_gives_way() {
+    if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
+        eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
+        return;
+    }
+    let mut cluster =
+        Cluster::prepare(Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000)).await;
+    let Some(disk) = FrozenDisk::mount(&cluster.node(VICTIM).data()) else { return };
+    cluster.start_all();
+    cluster.create().await;
+    cluster.wait_ready().await;
+    let run = Run::over(cluster).await;
+    for _ in 0..3 {
+        run.lead_all().await;
+        wait_progress(&run.pushers, 10).await;
+        disk.freeze();
+        wait_progress(&run.pushers, 50).await;
+        // Followers commit without it: what goes on says nothing yet.
+        eventually("it says so", || async {
+            let ready = run.cluster.node(VICTIM).http("/readyz").await;
+            if ready.contains("503") && ready.contains("has waited for its disk") {
+                Ok(())
+            } else {
+                Err(ready)
+            }
+        })
+        .await;
+        for shard in run.cluster.shards() {
+            let leads = eventually("another leads", || async {
+                let now = run.cluster.leader_now(shard).await.filter(|id| *id != VICTIM);
+                now.ok_or_else(|| "not yet".to_owned())
+            });
+            leads.await;
+        }
+        wait_progress(&run.pushers, 20).await;
+        disk.thaw();
+        run.cluster.wait_ready().await;
+        run.cluster.wait_caught_up().await;
+    }
+    run.finish().await;
+}
+
+/// Nothing is acknowledged after a failed sync, which would lie if it were asked again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_sync_ends_the_node_at_once() {
+    let mut run = Run::start(Options::default(), Some("log::sync_error=fail-after@400")).await;
+    run.lead_all().await;
+    let ended = loop {
+        if let Some(ended) = run.cluster.node_mut(VICTIM).poll_end() {
+            break ended;
+        }
+        wait_progress(&run.pushers, 1).await;
+    };
+    assert_eq!(ended.code(), Some(74), "{ended}");
+    let node = run.cluster.node(VICTIM);
+    let said = "fatal: cannot write or sync";
+    assert!(node.log_contains(said) && node.log_contains("os error 5"), "{}", node.log_tail());
+    assert!(node.log_contains(&node.data().join("log").display().to_string()), "{}", node.log_tail());
+    wait_progress(&run.pushers, 30).await;
+    run.cluster.restart(VICTIM);
+    run.finish().await;
+}
+
+/// Log segments, oldest first.
+fn segments(data: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(data.join("log"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+        .collect();
+    found.sort();
+    found
+}
+
+/// The leader of a follower that slept reads what it sends from its disk: and finds other bytes there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let config = elsewhere.path().join("node.toml");
+    // So that nothing is read from memory.
+    std::fs::write(&config, "log_cache_bytes = 4096\n").unwrap();
+    let options =
+        Options::default().arg("--log-segment-bytes", MIB).arg("--config", config.display().to_string());
+    let mut run = Run::start(options, None).await;
+    run.lead_all().await;
+    let before = replicas(&run.cluster).await;
+    run.cluster.kill(1);
+    let victim_log = run.cluster.node(VICTIM).data();
+    let first = segments(&victim_log).len();
+    eventually("two segments more", || async {
+        wait_progress(&run.pushers, 10).await;
+        let now = segments(&victim_log).len();
+        if now > first + 2 { Ok(()) } else { Err(format!("{first}, {now}")) }
+    })
+    .await;
+    run.lead_all().await;
+    let all = segments(&victim_log);
+    // Written while the other slept, and not the one being written.
+    let path = &all[all.len() - 3];
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    for offset in (64 * 1024..file.metadata().unwrap().len()).step_by(16 * 1024) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x40], offset).unwrap();
+    }
+    let pid = run.cluster.node(VICTIM).pid();
+    run.cluster.restart(1);
+    let lost = eventually("a damaged replica is replaced", || async {
+        let after = replicas(&run.cluster).await;
+        let lost = before.iter().filter(|(group, id)| after.get(group).is_some_and(|now| now != *id));
+        let lost: BTreeMap<u64, u64> = lost.map(|(group, id)| (*group, *id)).collect();
+        if lost.is_empty() { Err(format!("{before:?}, {after:?}")) } else { Ok(lost) }
+    })
+    .await;
+    eventually("its successor votes, and nothing is left of it", || async {
+        let status = run.cluster.status(VICTIM).await.ok_or("no answer")?;
+        for (group, old) in &lost {
+            let of_group = || status.replicas.iter().filter(|r| r.group == *group);
+            if of_group().any(|r| r.replica == *old)
+                || !of_group().any(|r| ["leader", "follower"].contains(&r.role.as_str()))
+            {
+                return Err(format!("group {group} was {old}: {status:?}"));
+            }
+        }
+        if status.ready { Ok(()) } else { Err(format!("{status:?}")) }
+    })
+    .await;
+    assert!(!run.cluster.node_mut(VICTIM).has_ended());
+    let node = run.cluster.node(VICTIM);
+    assert_eq!(node.pid(), pid, "the node went on");
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(node.log_contains("replica quarantined") && node.log_contains(&name), "{}", node.log_tail());
+    run.finish().await;
+}
+
+/// The replica ids on the victim, by group.
+async fn replicas(cluster: &Cluster) -> BTreeMap<u64, u64> {
+    let status = eventually("the victim answers", || async {
+        cluster.status(VICTIM).await.ok_or_else(|| "no answer".to_owned())
+    })
+    .await;
+    status.replicas.into_iter().filter(|r| r.role != "quarantined").map(|r| (r.group, r.replica)).collect()
+}
