@@ -21,6 +21,8 @@ mod cursor;
 mod endpoint;
 mod error;
 pub mod executor;
+#[cfg(test)]
+mod formats_test;
 pub mod group;
 pub mod group_registry;
 mod leadership;
@@ -51,3 +53,8 @@ pub use state_machine::{
 pub use status::{GroupStatus, Role};
 pub use transport::peer_service::{PeerService, tuned};
 pub use type_config::{Peer, Runtime, Tokio};
+
+/// Counts what decoders take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: evershard_formats::Counting = evershard_formats::Counting;

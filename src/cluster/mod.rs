@@ -14,6 +14,7 @@ pub mod proposer;
 pub mod replica_start;
 pub mod replicas;
 pub mod scrub;
+mod scrub_repair;
 pub mod sessions;
 pub mod status;
 pub mod tables;

@@ -163,7 +163,8 @@ impl AdminService for AdminDoor {
     async fn scrub(&self, request: Request<ScrubRequest>) -> Result<Response<ScrubReply>, Status> {
         self.node.require_cluster()?;
         let deadline = Instant::now() + Duration::from_secs(120);
-        Ok(Response::new(self.node.scrub(&request.into_inner().shards, deadline).await?))
+        let ScrubRequest { shards, repair } = request.into_inner();
+        Ok(Response::new(self.node.scrub(&shards, repair, deadline).await?))
     }
 
     async fn transfer_leader(

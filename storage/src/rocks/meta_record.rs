@@ -166,6 +166,7 @@ fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use evershard_formats::{bytes_or_damaged, damaged, frugal};
     use proptest::prelude::*;
 
     use super::*;
@@ -283,9 +284,14 @@ mod tests {
             prop_assert_eq!(MetaRecord::decode(&bytes), Ok(record));
         }
 
+        /// With its checksum damage is noticed; and without it no length is believed.
         #[test]
-        fn any_body_is_read_without_panic(body: Vec<u8>) {
-            let _ = MetaRecord::decode_body(Reader::new(&body));
+        fn fuzz_meta_record(
+            bytes in bytes_or_damaged(Just(GOLDEN.to_vec())), body in damaged(Just(GOLDEN[HEAD_BYTES..].to_vec())),
+        ) {
+            let found = frugal(bytes.len(), || MetaRecord::decode(&bytes));
+            prop_assert_eq!(found.is_ok(), bytes == GOLDEN);
+            let _ = frugal(body.len(), || MetaRecord::decode_body(Reader::new(&body)));
         }
     }
 }

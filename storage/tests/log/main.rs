@@ -5,6 +5,7 @@
 mod basics;
 mod crash;
 mod damage;
+mod fuzz;
 mod golden;
 mod memory;
 mod model;

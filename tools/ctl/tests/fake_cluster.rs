@@ -89,8 +89,7 @@ impl AdminService for FakeNode {
     async fn scrub(&self, _: Request<pb::ScrubRequest>) -> Result<Response<pb::ScrubReply>, Status> {
         let digest = |node, digest: &str| pb::ReplicaDigest { node, digest: digest.into() };
         let digests = vec![digest(1, "aa"), digest(2, if self.equal { "aa" } else { "bb" })];
-        let shard =
-            pb::ShardDigests { shard: 0, index: 9, digests, equal: self.equal, problem: String::new() };
+        let shard = pb::ShardDigests { shard: 0, index: 9, digests, equal: self.equal, ..Default::default() };
         Ok(Response::new(pb::ScrubReply { shards: vec![shard] }))
     }
 
