@@ -37,6 +37,25 @@ pub enum DurableFileError {
         /// What is wrong.
         what: String,
     },
+    /// The file is whole, and of another version: no damage, and nothing to repair.
+    #[error(
+        "{path} is of version {found}, this build reads version {known}; nothing was changed: start the build that wrote it"
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+}
+
+/// Why bytes are not such a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Unfit {
+    Damaged(String),
+    OtherVersion(u32),
 }
 
 /// Replaces `path`, durably.
@@ -62,11 +81,16 @@ pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(
 /// Reads what [`write()`] wrote; `None` when there is no such file.
 ///
 /// # Errors
-/// [`DurableFileError::Corrupt`] names what does not fit.
+/// [`DurableFileError::Corrupt`] names what does not fit; [`DurableFileError::OtherVersion`] when all else does.
 pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>, DurableFileError> {
     let corrupt = |what: String| DurableFileError::Corrupt { path: path.to_path_buf(), what };
     match read_whole(&RealDisk, path, BYTES_MAX) {
-        Ok(bytes) => body_of(bytes, magic, version).map(Some).map_err(corrupt),
+        Ok(bytes) => body_of(bytes, magic, version).map(Some).map_err(|unfit| match unfit {
+            Unfit::Damaged(what) => corrupt(what),
+            Unfit::OtherVersion(found) => {
+                DurableFileError::OtherVersion { path: path.to_path_buf(), found, known: version }
+            }
+        }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         // Longer than any that was written.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(corrupt(error.to_string())),
@@ -75,26 +99,27 @@ pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>
 }
 
 /// The body of a file's bytes, or what does not fit.
-fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], version: u32) -> Result<Vec<u8>, String> {
+fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], version: u32) -> Result<Vec<u8>, Unfit> {
+    let damaged = |what: String| Err(Unfit::Damaged(what));
     if bytes.len() < HEADER_BYTES {
-        return Err(format!("it has {} bytes, less than its header", bytes.len()));
+        return damaged(format!("it has {} bytes, less than its header", bytes.len()));
     }
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if bytes[..8] != magic {
-        return Err(format!("its magic is not {:?}", String::from_utf8_lossy(&magic)));
-    }
-    if word(8) != version {
-        return Err(format!("version {} where this build knows {version}", word(8)));
+        return damaged(format!("its magic is not {:?}", String::from_utf8_lossy(&magic)));
     }
     let body = &bytes[HEADER_BYTES..];
     if word(12) as usize != body.len() {
-        return Err(format!("{} bytes of body where {} were written", body.len(), word(12)));
+        return damaged(format!("{} bytes of body where {} were written", body.len(), word(12)));
     }
     if word(16) != crc32fast::hash(body) {
-        return Err("the checksum does not match".into());
+        return damaged("the checksum does not match".into());
     }
     if word(20) != 0 {
-        return Err("its reserved word is not zero".into());
+        return damaged("its reserved word is not zero".into());
+    }
+    if word(8) != version {
+        return Err(Unfit::OtherVersion(word(8)));
     }
     bytes.drain(..HEADER_BYTES);
     Ok(bytes)
@@ -142,7 +167,10 @@ mod tests {
         write(&path, MAGIC, 1, b"one").expect("write");
         write(&path, MAGIC, 1, b"two").expect("write");
         assert_eq!(read(&path, MAGIC, 1).expect("read").as_deref(), Some(&b"two"[..]));
-        assert!(read(&path, MAGIC, 2).is_err());
+        assert!(matches!(
+            read(&path, MAGIC, 2),
+            Err(DurableFileError::OtherVersion { found: 1, known: 2, .. })
+        ));
     }
 
     #[test]

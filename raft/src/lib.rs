@@ -37,6 +37,7 @@ pub mod state_machine;
 mod status;
 pub mod transport;
 mod type_config;
+mod unsafe_recovery;
 
 pub use bootstrap::GroupHost;
 pub use cursor::DecodeError;
@@ -53,6 +54,7 @@ pub use state_machine::{
 pub use status::{GroupStatus, Role};
 pub use transport::peer_service::{PeerService, tuned};
 pub use type_config::{Peer, Runtime, Tokio};
+pub use unsafe_recovery::make_sole_voter;
 
 /// Counts what decoders take.
 #[cfg(test)]

@@ -249,7 +249,7 @@ impl<RT: Runtime> RaftLogStorage<TypeConfig<RT>> for LogStore<RT> {
 }
 
 /// Starts an operation and waits until it is durable.
-async fn durable(start: impl FnOnce(Box<dyn FnOnce(io::Result<()>) + Send>)) -> io::Result<()> {
+pub(crate) async fn durable(start: impl FnOnce(Box<dyn FnOnce(io::Result<()>) + Send>)) -> io::Result<()> {
     let (done, result) = oneshot::channel();
     start(Box::new(move |outcome| {
         let _ = done.send(outcome);

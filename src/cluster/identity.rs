@@ -21,8 +21,11 @@ pub enum IdentityError {
     /// The file.
     #[error(transparent)]
     File(#[from] DurableFileError),
-    /// The content does not decode.
-    #[error("{path} is damaged: {what}")]
+    /// Its bytes are not what was written: nobody knows what this node held.
+    #[error(
+        "{path} is damaged: {what}. This node cannot know what it held; while the other nodes have a majority, wipe its data \
+         directory and start it empty: it is filled again from its peers (docs/recovery.md)"
+    )]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -84,7 +87,14 @@ impl Identity {
     /// [`IdentityError::Mismatch`] when it is not of this cluster and node.
     pub fn read(data: &Path, cluster_id: &str, node: u64) -> Result<Option<Self>, IdentityError> {
         let path = data.join(FILE_NAME);
-        let Some(body) = durable_file::read(&path, MAGIC, VERSION)? else { return Ok(None) };
+        let body = match durable_file::read(&path, MAGIC, VERSION) {
+            Ok(Some(body)) => body,
+            Ok(None) => return Ok(None),
+            Err(DurableFileError::Corrupt { path, what }) => {
+                return Err(IdentityError::Malformed { path, what });
+            }
+            Err(error) => return Err(error.into()),
+        };
         let identity = Self::decode(&body)
             .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
         let mismatch = |field, found: String, expected: String| {

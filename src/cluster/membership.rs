@@ -142,7 +142,8 @@ fn voters_with(
     let votes = |r: &&ReplicaPlacement| {
         let pending =
             r.replaces != 0 && r.replica != replacement.replica && !members.voters.contains_key(&r.replica);
-        r.replica != replacement.replaces && !pending
+        // After an unsafe recovery lost replicas are placed still, and members no more.
+        r.replica != replacement.replaces && !pending && members.peer(r.replica).is_some()
     };
     placement.replicas.iter().filter(votes).map(|r| r.replica).collect()
 }
@@ -167,5 +168,10 @@ mod tests {
         };
         assert_eq!(voters_with(&placement, &replicas[3], &members), BTreeSet::from([1, 2, 7]));
         assert_eq!(voters_with(&placement, &replicas[4], &members), BTreeSet::from([1, 3, 8]));
+
+        // 2 and 3 were given up.
+        let mut recovered = members.clone();
+        recovered.voters.retain(|replica, _| *replica == 1);
+        assert_eq!(voters_with(&placement, &replicas[3], &recovered), BTreeSet::from([1, 7]));
     }
 }

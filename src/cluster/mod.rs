@@ -18,3 +18,4 @@ mod scrub_repair;
 pub mod sessions;
 pub mod status;
 pub mod tables;
+mod unsafe_recovery;

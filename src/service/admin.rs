@@ -8,7 +8,7 @@ use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
     InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
     RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, TableDescription,
-    TransferLeaderReply, TransferLeaderRequest,
+    TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -173,5 +173,12 @@ impl AdminService for AdminDoor {
     ) -> Result<Response<TransferLeaderReply>, Status> {
         self.transfer(request.into_inner()).await?;
         Ok(Response::new(TransferLeaderReply {}))
+    }
+
+    async fn unsafe_recover(
+        &self,
+        request: Request<UnsafeRecoverRequest>,
+    ) -> Result<Response<UnsafeRecoverReply>, Status> {
+        Ok(Response::new(self.node.unsafe_recover(request.get_ref()).await?))
     }
 }
