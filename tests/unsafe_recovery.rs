@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use evershard_proto::v1::{InitClusterRequest, NodeAddress, UnsafeRecoverRequest};
+use evershard_proto::v1::{InitClusterRequest, NodeAddress, ShardDescription, UnsafeRecoverRequest};
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
@@ -90,8 +90,9 @@ async fn a_survivor_refuses_to_be_overwritten_or_to_be_a_majority() {
     }
     // Some elections later.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let status = run.cluster.status(SURVIVOR).await.unwrap();
-    assert!(status.replicas.iter().all(|r| r.role != "leader"), "it leads nothing alone: {status:?}");
+    let routing = run.cluster.routing(SURVIVOR).await.unwrap();
+    let leads = |shard: &ShardDescription| shard.leader_node != 0;
+    assert!(!routing.shards.iter().any(leads), "nobody serves without a majority: {routing:?}");
     assert_eq!(run.held().await, before, "it holds what it held");
     for id in LOST {
         let status = run.cluster.status(id).await.unwrap();

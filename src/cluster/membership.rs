@@ -76,7 +76,7 @@ impl Node {
             } else if members.peer(new).is_none() {
                 let Some(peer) = peer_of(state, replacement) else { continue };
                 tracing::info!(group = placement.group, replica = new, "adds a learner for a lost replica");
-                raft.add_learner(new, peer).await?;
+                return raft.add_learner(new, peer).await;
             } else if raft.lag(new).is_some_and(|lag| lag <= CAUGHT_UP_LAG) {
                 let voters = voters_with(placement, replacement, &members);
                 tracing::info!(
@@ -85,7 +85,8 @@ impl Node {
                     ?voters,
                     "the learner caught up and votes"
                 );
-                raft.change_membership(voters).await?;
+                // One change a time: the next one has to see what this one made of the members, or takes a vote away again.
+                return raft.change_membership(voters).await;
             }
         }
         Ok(())

@@ -143,27 +143,29 @@ mod tests {
         minority(group, shard).iter().map(|r| r.replica).collect()
     }
 
+    const NOBODY: [u64; 0] = [];
+
     #[test]
     fn only_a_minority_beside_an_equal_majority_is_wrong() {
         assert_eq!(wrong(&group(3), &shard(&["a", "b", "a"])), [12]);
         assert_eq!(wrong(&group(5), &shard(&["a", "b", "a", "c", "a"])), [12, 14]);
-        assert_eq!(wrong(&group(3), &shard(&["a", "a", "a"])), []);
+        assert_eq!(wrong(&group(3), &shard(&["a", "a", "a"])), NOBODY);
         for undecided in [&["a", "b", "c"][..], &["a", "a", "b", "b"], &["a", "b"]] {
-            assert_eq!(wrong(&group(undecided.len() as u64), &shard(undecided)), [], "{undecided:?}");
+            assert_eq!(wrong(&group(undecided.len() as u64), &shard(undecided)), NOBODY, "{undecided:?}");
         }
     }
 
     #[test]
     fn nobody_is_wrong_while_somebody_is_missing() {
         let problem = ShardDigests { problem: "node 3 gave no answer".into(), ..shard(&["a", "b", "a"]) };
-        assert_eq!(wrong(&group(3), &problem), []);
+        assert_eq!(wrong(&group(3), &problem), NOBODY);
         // Two of three answered.
-        assert_eq!(wrong(&group(3), &shard(&["a", "b"])), []);
+        assert_eq!(wrong(&group(3), &shard(&["a", "b"])), NOBODY);
         let mut changing = group(3);
         changing.replicas[0].replaces = 9;
-        assert_eq!(wrong(&changing, &shard(&["a", "b", "a"])), []);
+        assert_eq!(wrong(&changing, &shard(&["a", "b", "a"])), NOBODY);
         let mut being_made = group(3);
         being_made.replicas[2].created = false;
-        assert_eq!(wrong(&being_made, &shard(&["a", "b", "a"])), []);
+        assert_eq!(wrong(&being_made, &shard(&["a", "b", "a"])), NOBODY);
     }
 }
