@@ -6,7 +6,7 @@
 
 SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test quick demo lint bench bench-storage chaos clean clean-cache
+.PHONY: help setup build test quick demo lint bench bench-storage chaos fuzz clean clean-cache
 
 help:
 	@scripts/help.sh
@@ -37,6 +37,9 @@ bench-storage:
 
 chaos:
 	@scripts/chaos.sh
+
+fuzz:
+	@MINUTES="$(MINUTES)" ONLY="$(ONLY)" scripts/fuzz.sh
 
 clean:
 	@scripts/clean.sh

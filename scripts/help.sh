@@ -12,7 +12,8 @@ Evershard: a parameter server for distributed ML training that does not lose any
   make lint     formatting and clippy, warnings are errors
   make bench    pull, push and step with 1 and 4 workers, R = 1 and 3, fsync and memory
   make bench-storage  throughput against memory budget, restart time against table size, memory a row, bytes written
-  make chaos    the kill tests with 200 kills (EVERSHARD_KILLS=n for another number)
+  make chaos    200 kills (EVERSHARD_KILLS=n), 30 power cuts (as root), damage of every file, full and hung disks, crash points
+  make fuzz     every decoder against damaged bytes for MINUTES=10 minutes (ONLY=name for some of them)
   make clean    remove bin/, .venv and what the demo left
   make clean-cache  also remove the build cache (RocksDB is then built again: 12-18 minutes on 2 cores)
 

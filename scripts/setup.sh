@@ -7,7 +7,9 @@ packages=(g++ make pkg-config python3 python3-venv python3-dev python3-pip)
 [ -n "${LIBCLANG_PATH:-}" ] || packages+=(libclang-dev)
 for purpose in "$@"; do
     case "$purpose" in
-        test | bench) packages+=(python3-numpy python3-torch) ;;
+        # xfsprogs: cutting the power of a disk (only root can).
+        test) packages+=(python3-numpy python3-torch xfsprogs) ;;
+        bench) packages+=(python3-numpy python3-torch) ;;
         demo) packages+=(python3-numpy python3-torch python3-matplotlib) ;;
         build) packages+=(python3-numpy) ;;
         *) fail "setup.sh knows build, test, bench and demo, not '$purpose'" ;;

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use evershard_storage::disk::{RealDisk, read_whole, write_durably};
 
 const HEADER_BYTES: usize = 24;
-/// A body is at most this long: a length read from disk never takes more memory than that.
-const BODY_BYTES_MAX: u64 = 256 << 20;
+/// A file is at most this long: what lies on a disk never takes more memory than that.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// Why such a file could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,25 @@ pub enum DurableFileError {
         /// What is wrong.
         what: String,
     },
+    /// The file is whole, and of another version: no damage, and nothing to repair.
+    #[error(
+        "{path} is of version {found}, this build reads version {known}; nothing was changed: start the build that wrote it"
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+}
+
+/// Why bytes are not such a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Unfit {
+    Damaged(String),
+    OtherVersion(u32),
 }
 
 /// Replaces `path`, durably.
@@ -45,7 +64,11 @@ pub enum DurableFileError {
 /// [`DurableFileError::Io`]; the old file is still there, or the new one is.
 pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(), DurableFileError> {
     let io = |source| DurableFileError::Io { path: path.to_path_buf(), source };
-    let length = u32::try_from(body.len()).map_err(|_| io(io::ErrorKind::FileTooLarge.into()))?;
+    if body.len() as u64 > BYTES_MAX - HEADER_BYTES as u64 {
+        // It would be written, and never read again.
+        return Err(io(io::ErrorKind::FileTooLarge.into()));
+    }
+    let length = body.len() as u32;
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
     bytes.extend_from_slice(&magic);
     for word in [version, length, crc32fast::hash(body), 0] {
@@ -58,43 +81,81 @@ pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(
 /// Reads what [`write()`] wrote; `None` when there is no such file.
 ///
 /// # Errors
-/// [`DurableFileError::Corrupt`] names what does not fit.
+/// [`DurableFileError::Corrupt`] names what does not fit; [`DurableFileError::OtherVersion`] when all else does.
 pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>, DurableFileError> {
     let corrupt = |what: String| DurableFileError::Corrupt { path: path.to_path_buf(), what };
-    let mut bytes = match read_whole(&RealDisk, path, BODY_BYTES_MAX) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(DurableFileError::Io { path: path.to_path_buf(), source }),
-    };
+    match read_whole(&RealDisk, path, BYTES_MAX) {
+        Ok(bytes) => body_of(bytes, magic, version).map(Some).map_err(|unfit| match unfit {
+            Unfit::Damaged(what) => corrupt(what),
+            Unfit::OtherVersion(found) => {
+                DurableFileError::OtherVersion { path: path.to_path_buf(), found, known: version }
+            }
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // Longer than any that was written.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(corrupt(error.to_string())),
+        Err(source) => Err(DurableFileError::Io { path: path.to_path_buf(), source }),
+    }
+}
+
+/// The body of a file's bytes, or what does not fit.
+fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], version: u32) -> Result<Vec<u8>, Unfit> {
+    let damaged = |what: String| Err(Unfit::Damaged(what));
     if bytes.len() < HEADER_BYTES {
-        return Err(corrupt(format!("it has {} bytes, less than its header", bytes.len())));
+        return damaged(format!("it has {} bytes, less than its header", bytes.len()));
     }
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if bytes[..8] != magic {
-        return Err(corrupt(format!("its magic is not {:?}", String::from_utf8_lossy(&magic))));
-    }
-    if word(8) != version {
-        return Err(corrupt(format!("version {} where this build knows {version}", word(8))));
+        return damaged(format!("its magic is not {:?}", String::from_utf8_lossy(&magic)));
     }
     let body = &bytes[HEADER_BYTES..];
     if word(12) as usize != body.len() {
-        return Err(corrupt(format!("{} bytes of body where {} were written", body.len(), word(12))));
+        return damaged(format!("{} bytes of body where {} were written", body.len(), word(12)));
     }
     if word(16) != crc32fast::hash(body) {
-        return Err(corrupt("the checksum does not match".into()));
+        return damaged("the checksum does not match".into());
     }
     if word(20) != 0 {
-        return Err(corrupt("its reserved word is not zero".into()));
+        return damaged("its reserved word is not zero".into());
+    }
+    if word(8) != version {
+        return Err(Unfit::OtherVersion(word(8)));
     }
     bytes.drain(..HEADER_BYTES);
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use evershard_formats::golden::golden;
+    use evershard_formats::{bytes_or_damaged, frugal};
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn fuzz_durable_file(bytes in bytes_or_damaged(Just(example()))) {
+            let is_as_written = bytes == example();
+            let found = frugal(bytes.len(), || body_of(bytes.clone(), MAGIC, 1));
+            prop_assert_eq!(found.is_ok(), is_as_written, "{:?}", found);
+        }
+    }
+
+    fn example() -> Vec<u8> {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let path = directory.path().join("file");
+        write(&path, MAGIC, 1, b"body").expect("write");
+        fs::read(&path).expect("read")
+    }
+
+    #[test]
+    fn the_header_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "durable-file.bin", &example());
+        assert_eq!(body_of(bytes, MAGIC, 1), Ok(b"body".to_vec()));
+    }
 
     const MAGIC: [u8; 8] = *b"EVTESTS\0";
 
@@ -106,7 +167,10 @@ mod tests {
         write(&path, MAGIC, 1, b"one").expect("write");
         write(&path, MAGIC, 1, b"two").expect("write");
         assert_eq!(read(&path, MAGIC, 1).expect("read").as_deref(), Some(&b"two"[..]));
-        assert!(read(&path, MAGIC, 2).is_err());
+        assert!(matches!(
+            read(&path, MAGIC, 2),
+            Err(DurableFileError::OtherVersion { found: 1, known: 2, .. })
+        ));
     }
 
     #[test]

@@ -22,3 +22,14 @@ pub mod server;
 pub mod service;
 pub mod shard;
 pub mod telemetry;
+
+/// Counts what decoders take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: evershard_formats::Counting = evershard_formats::Counting;
+
+#[cfg(test)]
+#[test]
+fn allocations_are_counted() {
+    assert!(evershard_formats::allocation::is_counting());
+}

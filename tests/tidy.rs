@@ -9,18 +9,25 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// Who may name whom (of ours). Tests may name more: see `TEST_ARROWS`.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("evershard-proto", &[]),
     ("evershard-storage", &[]),
     ("evershard-raft", &["evershard-storage", "evershard-proto"]),
     ("evershard", &["evershard-raft", "evershard-storage", "evershard-proto"]),
     ("evershard-client", &["evershard-proto"]),
+    ("evershard-formats", &[]),
     ("evershardctl", &["evershard-client", "evershard-proto"]),
     ("evershard-bench", &["evershard-client", "evershard-proto"]),
     ("evershard-python", &["evershard-client", "evershard-proto"]),
 ];
-/// The server's tests drive it as its users do.
-const TEST_ARROWS: [(&str, &str); 1] = [("evershard", "evershard-client")];
+/// The server's tests drive it as its users do; the tests of every format share their tools.
+const TEST_ARROWS: [(&str, &str); 5] = [
+    ("evershard", "evershard-client"),
+    ("evershard", "evershard-formats"),
+    ("evershard-proto", "evershard-formats"),
+    ("evershard-storage", "evershard-formats"),
+    ("evershard-raft", "evershard-formats"),
+];
 /// Crates that only one room may name.
 const ONLY: [(&str, &str); 4] = [
     ("rocksdb", "evershard-storage"),

@@ -3,6 +3,8 @@
 //! Both ends of every wire use this crate, so it holds layouts and maximums, and no behaviour. It knows nothing of
 //! storage, of Raft or of optimizers.
 
+#[cfg(test)]
+mod formats_test;
 pub mod key;
 pub mod limits;
 pub mod push_body;
@@ -16,3 +18,8 @@ pub mod v1 {
     pub const FILE_DESCRIPTORS: &[u8] =
         include_bytes!(concat!(env!("OUT_DIR"), "/evershard_descriptors.bin"));
 }
+
+/// Counts what decoders take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: evershard_formats::Counting = evershard_formats::Counting;

@@ -21,6 +21,8 @@ mod cursor;
 mod endpoint;
 mod error;
 pub mod executor;
+#[cfg(test)]
+mod formats_test;
 pub mod group;
 pub mod group_registry;
 mod leadership;
@@ -35,6 +37,7 @@ pub mod state_machine;
 mod status;
 pub mod transport;
 mod type_config;
+mod unsafe_recovery;
 
 pub use bootstrap::GroupHost;
 pub use cursor::DecodeError;
@@ -52,3 +55,9 @@ pub use state_machine::{
 pub use status::{GroupStatus, Role};
 pub use transport::peer_service::{PeerService, tuned};
 pub use type_config::{Peer, Runtime, Tokio};
+pub use unsafe_recovery::make_sole_voter;
+
+/// Counts what decoders take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: evershard_formats::Counting = evershard_formats::Counting;

@@ -264,7 +264,7 @@ impl<RT: Runtime> RaftLogStorage<TypeConfig<RT>> for LogStore<RT> {
 }
 
 /// Starts an operation and waits until it is durable.
-async fn durable(start: impl FnOnce(Box<dyn FnOnce(io::Result<()>) + Send>)) -> io::Result<()> {
+pub(crate) async fn durable(start: impl FnOnce(Box<dyn FnOnce(io::Result<()>) + Send>)) -> io::Result<()> {
     let (done, result) = oneshot::channel();
     start(Box::new(move |outcome| {
         let _ = done.send(outcome);
@@ -292,14 +292,14 @@ fn unreadable(error: DecodeError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn encode_vote(vote: &Vote) -> Bytes {
+pub(crate) fn encode_vote(vote: &Vote) -> Bytes {
     let mut out = BytesMut::with_capacity(18);
     out.put_u8(VERSION);
     put_vote(&mut out, vote);
     out.freeze()
 }
 
-fn decode_vote(bytes: Bytes) -> Result<Vote, DecodeError> {
+pub(crate) fn decode_vote(bytes: Bytes) -> Result<Vote, DecodeError> {
     let mut reader = Reader::new(bytes);
     reader.version(VERSION, "vote record version")?;
     let vote = reader.vote("vote record")?;
@@ -307,14 +307,14 @@ fn decode_vote(bytes: Bytes) -> Result<Vote, DecodeError> {
     Ok(vote)
 }
 
-fn encode_committed(committed: &LogId) -> Bytes {
+pub(crate) fn encode_committed(committed: &LogId) -> Bytes {
     let mut out = BytesMut::with_capacity(25);
     out.put_u8(VERSION);
     put_log_id(&mut out, committed);
     out.freeze()
 }
 
-fn decode_committed(bytes: Bytes) -> Result<LogId, DecodeError> {
+pub(crate) fn decode_committed(bytes: Bytes) -> Result<LogId, DecodeError> {
     let mut reader = Reader::new(bytes);
     reader.version(VERSION, "committed record version")?;
     let committed = reader.log_id("committed record")?;

@@ -21,8 +21,11 @@ pub enum IdentityError {
     /// The file.
     #[error(transparent)]
     File(#[from] DurableFileError),
-    /// The content does not decode.
-    #[error("{path} is damaged: {what}")]
+    /// Its bytes are not what was written: nobody knows what this node held.
+    #[error(
+        "{path} is damaged: {what}. This node cannot know what it held; while the other nodes have a majority, wipe its data \
+         directory and start it empty: it is filled again from its peers (docs/recovery.md)"
+    )]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -84,8 +87,15 @@ impl Identity {
     /// [`IdentityError::Mismatch`] when it is not of this cluster and node.
     pub fn read(data: &Path, cluster_id: &str, node: u64) -> Result<Option<Self>, IdentityError> {
         let path = data.join(FILE_NAME);
-        let Some(body) = durable_file::read(&path, MAGIC, VERSION)? else { return Ok(None) };
-        let identity: Identity = serde_json::from_slice(&body)
+        let body = match durable_file::read(&path, MAGIC, VERSION) {
+            Ok(Some(body)) => body,
+            Ok(None) => return Ok(None),
+            Err(DurableFileError::Corrupt { path, what }) => {
+                return Err(IdentityError::Malformed { path, what });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let identity = Self::decode(&body)
             .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
         let mismatch = |field, found: String, expected: String| {
             Err(IdentityError::Mismatch { path: path.clone(), field, found, expected })
@@ -97,6 +107,10 @@ impl Identity {
             return mismatch("node", identity.node.to_string(), node.to_string());
         }
         Ok(Some(identity))
+    }
+
+    fn decode(body: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(body)
     }
 
     /// Replaces the identity of `data`, durably.
@@ -130,7 +144,40 @@ impl Identity {
 
 #[cfg(test)]
 mod tests {
+    use evershard_formats::golden::golden;
+    use evershard_formats::{bytes_or_damaged, frugal};
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn example() -> Identity {
+        let listed = ListedReplica {
+            group: 1,
+            shard: 0,
+            replica: 12,
+            range_start: 0,
+            range_end: u64::MAX,
+            started: true,
+            making: 99,
+            damaged: false,
+        };
+        Identity { cluster_id: "c".into(), node: 1, replicas: vec![listed] }
+    }
+
+    #[test]
+    fn version_1_stays_as_it_is() {
+        let encoded = serde_json::to_vec(&example()).expect("json");
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "identity-1.json", &encoded);
+        assert_eq!(Identity::decode(&bytes).expect("of version 1"), example());
+    }
+
+    proptest! {
+        /// The checksum is the file's; what it lets through is still not believed.
+        #[test]
+        fn fuzz_identity(bytes in bytes_or_damaged(Just(serde_json::to_vec(&example()).expect("json")))) {
+            let _ = frugal(bytes.len(), || Identity::decode(&bytes));
+        }
+    }
 
     #[test]
     fn a_directory_of_another_cluster_or_node_is_refused() {

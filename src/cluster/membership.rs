@@ -76,7 +76,7 @@ impl Node {
             } else if members.peer(new).is_none() {
                 let Some(peer) = peer_of(state, replacement) else { continue };
                 tracing::info!(group = placement.group, replica = new, "adds a learner for a lost replica");
-                raft.add_learner(new, peer).await?;
+                return raft.add_learner(new, peer).await;
             } else if raft.lag(new).is_some_and(|lag| lag <= CAUGHT_UP_LAG) {
                 let voters = voters_with(placement, replacement, &members);
                 tracing::info!(
@@ -85,7 +85,8 @@ impl Node {
                     ?voters,
                     "the learner caught up and votes"
                 );
-                raft.change_membership(voters).await?;
+                // One change a time: the next one has to see what this one made of the members, or takes a vote away again.
+                return raft.change_membership(voters).await;
             }
         }
         Ok(())
@@ -142,7 +143,8 @@ fn voters_with(
     let votes = |r: &&ReplicaPlacement| {
         let pending =
             r.replaces != 0 && r.replica != replacement.replica && !members.voters.contains_key(&r.replica);
-        r.replica != replacement.replaces && !pending
+        // After an unsafe recovery lost replicas are placed still, and members no more.
+        r.replica != replacement.replaces && !pending && members.peer(r.replica).is_some()
     };
     placement.replicas.iter().filter(votes).map(|r| r.replica).collect()
 }
@@ -167,5 +169,10 @@ mod tests {
         };
         assert_eq!(voters_with(&placement, &replicas[3], &members), BTreeSet::from([1, 2, 7]));
         assert_eq!(voters_with(&placement, &replicas[4], &members), BTreeSet::from([1, 3, 8]));
+
+        // 2 and 3 were given up.
+        let mut recovered = members.clone();
+        recovered.voters.retain(|replica, _| *replica == 1);
+        assert_eq!(voters_with(&placement, &replicas[3], &recovered), BTreeSet::from([1, 7]));
     }
 }

@@ -17,6 +17,8 @@ pub mod push_gate;
 pub mod replica_start;
 pub mod replicas;
 pub mod scrub;
+mod scrub_repair;
 pub mod sessions;
 pub mod status;
 pub mod tables;
+mod unsafe_recovery;

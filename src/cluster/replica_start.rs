@@ -118,6 +118,16 @@ impl Node {
         }
     }
 
+    /// As [`Node::lose`], for a replica that may be starting just now.
+    pub(super) async fn lose_for(
+        self: &Arc<Self>,
+        listed: ListedReplica,
+        reason: String,
+    ) -> Result<(), NodeError> {
+        let _one_at_a_time = self.changing.lock().await;
+        self.lose(listed, reason).await
+    }
+
     /// Quarantines a replica whose data is lost or damaged, durably: it never starts again.
     async fn lose(self: &Arc<Self>, listed: ListedReplica, reason: String) -> Result<(), NodeError> {
         let listed = ListedReplica { damaged: true, ..listed };

@@ -4,7 +4,7 @@
 //! Invariant: digests are compared at one index a shard, or not at all: a replica that gives none within the deadline is
 //! named, and the shard is not called equal.
 //!
-//! Not here: computing a digest (`shard/`, `read/digest.rs`).
+//! Not here: computing a digest (`shard/`, `read/digest.rs`), what becomes of a replica that differs (`scrub_repair`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,13 +24,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 impl Node {
     /// Digests of every replica of `shards` (all, when empty). Shards whose replicas differ are scrubbed once more, and the
-    /// second result is the one that counts (design 14.12).
+    /// second result is the one that counts (design 14.12). With `repair`, minority replicas that differed twice are quarantined.
     ///
     /// # Errors
     /// UNAVAILABLE when a shard has no leader until the deadline.
     pub async fn scrub(
         self: &Arc<Self>,
         shards: &[u32],
+        repair: bool,
         deadline: Instant,
     ) -> Result<ScrubReply, RequestError> {
         let state = self.meta_state();
@@ -52,7 +53,11 @@ impl Node {
         for first in found.iter().filter(|shard| differs(shard)) {
             tracing::error!(shard = first.shard, index = first.index, digests = ?first.digests, "replicas differ");
         }
-        for second in self.scrub_once(&state, &doubtful, deadline).await? {
+        let mut confirmed = self.scrub_once(&state, &doubtful, deadline).await?;
+        if repair {
+            self.quarantine_minorities(&state, &found, &mut confirmed).await?;
+        }
+        for second in confirmed {
             if let Some(shard) = found.iter_mut().find(|shard| shard.shard == second.shard) {
                 *shard = second;
             }

@@ -49,6 +49,10 @@ pub(super) struct MetaRecord {
 
 impl MetaRecord {
     pub(super) fn write(&self, directory: &Path) -> Result<(), MetaRecordError> {
+        Ok(durable_file::write(&directory.join(FILE_NAME), MAGIC, VERSION, &self.encode())?)
+    }
+
+    fn encode(&self) -> Vec<u8> {
         let position = self.mark.position.unwrap_or_default();
         let mut body = Vec::new();
         body.extend_from_slice(&u32::from(self.mark.position.is_some()).to_le_bytes());
@@ -58,7 +62,7 @@ impl MetaRecord {
         }
         body.extend_from_slice(&self.mark.membership);
         body.extend_from_slice(&self.state.encode_to_vec());
-        Ok(durable_file::write(&directory.join(FILE_NAME), MAGIC, VERSION, &body)?)
+        body
     }
 
     /// `None` when there is no file.
@@ -66,6 +70,10 @@ impl MetaRecord {
         let Some(body) = durable_file::read(&directory.join(FILE_NAME), MAGIC, VERSION)? else {
             return Ok(None);
         };
+        Self::decode(&body).map(Some)
+    }
+
+    fn decode(body: &[u8]) -> Result<Self, MetaRecordError> {
         if body.len() < HEADER_BYTES {
             return Err(MetaRecordError::Malformed("shorter than its header".into()));
         }
@@ -80,6 +88,40 @@ impl MetaRecord {
         let state = MetaState::decode(&body[membership_end..])
             .map_err(|e| MetaRecordError::Malformed(e.to_string()))?;
         let mark = SnapshotMark { position, membership: Bytes::copy_from_slice(membership) };
-        Ok(Some(MetaRecord { mark, state }))
+        Ok(MetaRecord { mark, state })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evershard_formats::golden::golden;
+    use evershard_formats::{bytes_or_damaged, frugal};
+    use evershard_proto::v1::NodeAddress;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn example() -> MetaRecord {
+        let mark = SnapshotMark {
+            position: Some(LogPosition { term: 1, leader: 2, index: 3 }),
+            membership: Bytes::from_static(b"members"),
+        };
+        let nodes = vec![NodeAddress { id: 1, address: "http://a:1".into() }];
+        MetaRecord { mark, state: MetaState { cluster_id: "c".into(), nodes, ..Default::default() } }
+    }
+
+    #[test]
+    fn version_1_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "meta-state-1.bin", &example().encode());
+        let found = MetaRecord::decode(&bytes).expect("of version 1");
+        assert_eq!((found.mark, found.state), (example().mark, example().state));
+    }
+
+    proptest! {
+        /// The checksum is the file's; what it lets through is still not believed.
+        #[test]
+        fn fuzz_meta_state(bytes in bytes_or_damaged(Just(example().encode()))) {
+            let _ = frugal(bytes.len(), || MetaRecord::decode(&bytes));
+        }
     }
 }

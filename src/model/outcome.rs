@@ -261,10 +261,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+        fn fuzz_outcomes(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
             if let Ok(outcome) = PushOutcome::decode(&bytes) {
                 let _ = outcome.detail();
             }
+            let _ = crate::model::CommandOutcome::decode(&bytes);
         }
     }
 }

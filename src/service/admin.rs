@@ -8,7 +8,7 @@ use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
     InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
     RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, TableDescription,
-    TransferLeaderReply, TransferLeaderRequest,
+    TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -163,7 +163,8 @@ impl AdminService for AdminDoor {
     async fn scrub(&self, request: Request<ScrubRequest>) -> Result<Response<ScrubReply>, Status> {
         self.node.require_cluster()?;
         let deadline = Instant::now() + Duration::from_secs(120);
-        Ok(Response::new(self.node.scrub(&request.into_inner().shards, deadline).await?))
+        let ScrubRequest { shards, repair } = request.into_inner();
+        Ok(Response::new(self.node.scrub(&shards, repair, deadline).await?))
     }
 
     async fn transfer_leader(
@@ -172,5 +173,12 @@ impl AdminService for AdminDoor {
     ) -> Result<Response<TransferLeaderReply>, Status> {
         self.transfer(request.into_inner()).await?;
         Ok(Response::new(TransferLeaderReply {}))
+    }
+
+    async fn unsafe_recover(
+        &self,
+        request: Request<UnsafeRecoverRequest>,
+    ) -> Result<Response<UnsafeRecoverReply>, Status> {
+        Ok(Response::new(self.node.unsafe_recover(request.get_ref()).await?))
     }
 }

@@ -8,7 +8,7 @@ use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::node_service_server::NodeService;
 use evershard_proto::v1::{
     CreateReplicaReply, CreateReplicaRequest, ErrorKind, JoinReply, JoinRequest, MetaCommand, ProposeReply,
-    ProposeRequest,
+    ProposeRequest, QuarantineReplicaReply, QuarantineReplicaRequest,
 };
 use prost::Message;
 use tonic::{Request, Response, Status};
@@ -71,6 +71,16 @@ impl NodeService for NodeDoor {
         check_command(request.group, &request.command)?;
         let answer = self.node.propose_here(request.group, request.command).await?;
         Ok(Response::new(ProposeReply { answer }))
+    }
+
+    async fn quarantine_replica(
+        &self,
+        request: Request<QuarantineReplicaRequest>,
+    ) -> Result<Response<QuarantineReplicaReply>, Status> {
+        let request = request.into_inner();
+        self.check_cluster(&request.cluster_id)?;
+        self.node.quarantine_replica(&request).await?;
+        Ok(Response::new(QuarantineReplicaReply {}))
     }
 }
 

@@ -19,3 +19,8 @@ pub mod log;
 pub mod rocks;
 pub mod table;
 pub mod testing;
+
+/// Counts what decoders take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: evershard_formats::Counting = evershard_formats::Counting;

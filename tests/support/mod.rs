@@ -11,6 +11,7 @@ pub(crate) mod http;
 pub(crate) mod ledger;
 pub(crate) mod node;
 pub(crate) mod ports;
+pub(crate) mod power;
 pub(crate) mod proxy;
 pub(crate) mod pusher;
 pub(crate) mod raw;

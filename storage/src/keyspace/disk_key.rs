@@ -67,6 +67,7 @@ impl DiskKey {
 
 #[cfg(test)]
 mod tests {
+    use evershard_formats::golden::golden;
     use proptest::prelude::*;
 
     use super::*;
@@ -92,10 +93,18 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn fuzz_disk_key(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             let read = DiskKey::from_bytes(&bytes);
             prop_assert_eq!(read.is_ok(), bytes.len() == DiskKey::ROW_BYTES);
+            prop_assert!(read.is_err() || read.map(DiskKey::to_bytes).is_ok_and(|again| again == *bytes));
         }
+    }
+
+    #[test]
+    fn row_keys_stay_as_they_are() {
+        let row = DiskKey::Row { table: 0x0102, key: 0x0304_0506_0708_090a };
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "disk-key-1.bin", &row.to_bytes());
+        assert_eq!(DiskKey::from_bytes(&bytes), Ok(row));
     }
 
     #[test]

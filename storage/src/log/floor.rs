@@ -229,6 +229,36 @@ fn slot_crc(bytes: &[u8; SLOT_BYTES]) -> u32 {
 mod tests {
     use super::*;
     use crate::testing::{Loss, SimDisk};
+    use evershard_formats::{bytes_or_damaged, frugal, one_bit};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the floor's file holds: what it says was written, or it says nothing.
+        #[test]
+        fn fuzz_floor(bytes in bytes_or_damaged((0..9_u64).prop_map(|serial| file(serial)))) {
+            let disk = SimDisk::new(1);
+            let floor = disk.create(&Path::new("/log").join(NAME)).unwrap();
+            floor.write_all_at(&bytes, 0).unwrap();
+            let found = frugal(bytes.len(), || Floor::read(&disk, Path::new("/log")));
+            if let Ok(FloorFound::Good(found)) = found {
+                prop_assert!(found == record(100) || found == record(200), "{:?}", found);
+            }
+        }
+
+        #[test]
+        fn fuzz_floor_one_bit((valid, flipped) in one_bit((0..9_u64).prop_map(|serial| encode(serial, &record(100)).to_vec()))) {
+            let read = |bytes: &[u8]| decode(bytes.first_chunk().unwrap());
+            prop_assert!(matches!(read(&valid), Slot::Good(..)));
+            prop_assert!(matches!(read(&flipped), Slot::Bad));
+        }
+    }
+
+    fn file(serial: u64) -> Vec<u8> {
+        let mut bytes = vec![0; SLOT_OFFSETS[1] as usize];
+        bytes[..SLOT_BYTES].copy_from_slice(&encode(serial, &record(100)));
+        bytes.extend_from_slice(&encode(serial + 1, &record(200)));
+        bytes
+    }
 
     fn record(offset: u64) -> FloorRecord {
         FloorRecord {

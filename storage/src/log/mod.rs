@@ -21,6 +21,8 @@ mod chores;
 mod entry;
 mod error;
 mod floor;
+#[cfg(test)]
+mod formats_test;
 mod group;
 mod group_index;
 mod group_log;

@@ -225,7 +225,7 @@ pub(super) fn parse_file_name(name: &str) -> Option<u64> {
     (file_name(number) == name).then_some(number)
 }
 
-fn encode_header(number: u64, proven: u64) -> [u8; HEADER_LEN] {
+pub(super) fn encode_header(number: u64, proven: u64) -> [u8; HEADER_LEN] {
     let mut bytes = [0; HEADER_LEN];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());

@@ -45,6 +45,18 @@ pub enum StoreError {
         /// What is wrong with it.
         what: String,
     },
+    /// What is on disk is whole, and of another version: no damage, and nothing to repair.
+    #[error(
+        "{path} is of version {found}, this build reads version {known}; nothing was changed: start the build that wrote it"
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
     /// The folder belongs to someone else.
     #[error("{path}: {field} is {found}, expected {expected}")]
     IdentityMismatch {

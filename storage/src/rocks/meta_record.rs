@@ -46,6 +46,13 @@ pub(super) struct MetaRecord {
     pub(super) state: FlushedState,
 }
 
+/// Why bytes are not such a record.
+#[derive(Debug, PartialEq, Eq)]
+enum Unfit {
+    Damaged(String),
+    OtherVersion(u32),
+}
+
 impl MetaRecord {
     /// Replaces the record in a folder, durably.
     pub(super) fn write(&self, disk: &dyn Disk, directory: &Path) -> Result<(), StoreError> {
@@ -68,7 +75,10 @@ impl MetaRecord {
             }
             Err(source) => return Err(StoreError::io(&path, source)),
         };
-        Self::decode(&bytes).map(Some).map_err(|what| StoreError::corrupt(&path, what))
+        Self::decode(&bytes).map(Some).map_err(|unfit| match unfit {
+            Unfit::Damaged(what) => StoreError::corrupt(&path, what),
+            Unfit::OtherVersion(found) => StoreError::OtherVersion { path, found, known: VERSION },
+        })
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
@@ -98,26 +108,28 @@ impl MetaRecord {
         (bytes.len() as u64 <= BYTES_MAX).then_some(bytes)
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let text = |error: DecodeError| error.to_string();
+    fn decode(bytes: &[u8]) -> Result<Self, Unfit> {
+        let text = |error: DecodeError| Unfit::Damaged(error.to_string());
+        let damaged = |what: String| Err(Unfit::Damaged(what));
         if bytes.len() as u64 > BYTES_MAX {
-            return Err(format!("longer than {BYTES_MAX} bytes"));
+            return damaged(format!("longer than {BYTES_MAX} bytes"));
         }
         let mut reader = Reader::new(bytes);
         if reader.bytes("magic", MAGIC.len()).map_err(text)? != MAGIC {
-            return Err("not a meta record (magic)".to_owned());
+            return damaged("not a meta record (magic)".to_owned());
         }
         let version = reader.u32("version").map_err(text)?;
-        if version != VERSION {
-            return Err(format!("version {version}, this build reads {VERSION}"));
-        }
         let crc = reader.u32("crc").map_err(text)?;
         if crc != crc32fast::hash(reader.rest()) {
-            return Err("checksum does not match".to_owned());
+            return damaged("checksum does not match".to_owned());
+        }
+        // Whole, and still not ours: not damage.
+        if version != VERSION {
+            return Err(Unfit::OtherVersion(version));
         }
         let length = reader.u64("length").map_err(text)?;
         if length != reader.rest().len() as u64 {
-            return Err(format!("length {length}, {} bytes are there", reader.rest().len()));
+            return damaged(format!("length {length}, {} bytes are there", reader.rest().len()));
         }
         Self::decode_body(reader).map_err(text)
     }
@@ -166,6 +178,7 @@ fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use evershard_formats::{bytes_or_damaged, damaged, frugal};
     use proptest::prelude::*;
 
     use super::*;
@@ -197,6 +210,20 @@ mod tests {
     fn version_1_stays_as_it_is() {
         assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
         assert_eq!(example().encode().as_deref(), Some(GOLDEN));
+    }
+
+    #[test]
+    fn another_version_is_no_damage() {
+        let mut newer = GOLDEN.to_vec();
+        newer[8] = 2;
+        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(2)));
+        let directory = Path::new("/replica");
+        let disk = SimDisk::new(1);
+        disk.create_dir_all(directory).unwrap();
+        disk.create(&directory.join("meta")).unwrap().write_all_at(&newer, 0).unwrap();
+        let error = MetaRecord::read(&disk, directory).unwrap_err();
+        assert!(matches!(error, StoreError::OtherVersion { found: 2, known: 1, .. }), "{error}");
+        assert!(!error.is_damage(), "an older build must not have it rebuilt");
     }
 
     #[test]
@@ -283,9 +310,14 @@ mod tests {
             prop_assert_eq!(MetaRecord::decode(&bytes), Ok(record));
         }
 
+        /// With its checksum damage is noticed; and without it no length is believed.
         #[test]
-        fn any_body_is_read_without_panic(body: Vec<u8>) {
-            let _ = MetaRecord::decode_body(Reader::new(&body));
+        fn fuzz_meta_record(
+            bytes in bytes_or_damaged(Just(GOLDEN.to_vec())), body in damaged(Just(GOLDEN[HEAD_BYTES..].to_vec())),
+        ) {
+            let found = frugal(bytes.len(), || MetaRecord::decode(&bytes));
+            prop_assert_eq!(found.is_ok(), bytes == GOLDEN);
+            let _ = frugal(body.len(), || MetaRecord::decode_body(Reader::new(&body)));
         }
     }
 }

@@ -6,6 +6,7 @@ mod basics;
 mod crash;
 mod damage;
 mod full;
+mod fuzz;
 mod golden;
 mod memory;
 mod model;

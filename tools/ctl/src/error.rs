@@ -28,6 +28,9 @@ pub(crate) enum CtlError {
     /// Something was started but did not come about in time.
     #[error("{what} within {seconds} s")]
     NotDone { what: String, seconds: u64 },
+    /// The user did not say yes.
+    #[error("not confirmed: {hint}")]
+    NotConfirmed { hint: &'static str },
     /// stdout is gone.
     #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
@@ -37,7 +40,7 @@ impl CtlError {
     /// 1 failed, 2 wrong usage, 3 unavailable.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            CtlError::Endpoint { .. } => 2,
+            CtlError::Endpoint { .. } | CtlError::NotConfirmed { .. } => 2,
             CtlError::Unavailable { .. } => 3,
             CtlError::NotInitialized { .. }
             | CtlError::Refused { .. }

@@ -94,11 +94,12 @@ impl AdminService for FakeNode {
         }))
     }
 
-    async fn scrub(&self, _: Request<pb::ScrubRequest>) -> Result<Response<pb::ScrubReply>, Status> {
+    async fn scrub(&self, asked: Request<pb::ScrubRequest>) -> Result<Response<pb::ScrubReply>, Status> {
         let digest = |node, digest: &str| pb::ReplicaDigest { node, digest: digest.into() };
         let digests = vec![digest(1, "aa"), digest(2, if self.equal { "aa" } else { "bb" })];
+        let quarantined = if asked.get_ref().repair && !self.equal { vec![2] } else { vec![] };
         let shard =
-            pb::ShardDigests { shard: 0, index: 9, digests, equal: self.equal, problem: String::new() };
+            pb::ShardDigests { index: 9, digests, equal: self.equal, quarantined, ..Default::default() };
         Ok(Response::new(pb::ScrubReply { shards: vec![shard] }))
     }
 
@@ -135,6 +136,15 @@ impl AdminService for FakeNode {
         _: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderReply>, Status> {
         Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn unsafe_recover(
+        &self,
+        asked: Request<pb::UnsafeRecoverRequest>,
+    ) -> Result<Response<pb::UnsafeRecoverReply>, Status> {
+        assert_eq!((&*asked.get_ref().cluster_id, &asked.get_ref().lost_nodes), ("c-1", &vec![2, 3]));
+        let group = pb::RecoveredGroup { group: 1, shard: 0, replica: 11, last_index: 9 };
+        Ok(Response::new(pb::UnsafeRecoverReply { groups: vec![group] }))
     }
 }
 
@@ -215,6 +225,36 @@ async fn scrub_fails_when_replicas_differ() {
     let differ = ctl(&fake(true, false).await, &["scrub", "--output", "json"]).await;
     assert_eq!(differ.status.code(), Some(1));
     assert_eq!(json(&differ)["shards"][0]["equal"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_is_confirmed_and_only_where_replicas_differ() {
+    let differ = fake(true, false).await;
+    // There is no terminal to ask.
+    let unconfirmed = ctl(&differ, &["scrub", "--repair"]).await;
+    assert_eq!(unconfirmed.status.code(), Some(2), "{}", stderr(&unconfirmed));
+    assert!(stderr(&unconfirmed).contains("--yes"), "{}", stderr(&unconfirmed));
+    let repaired = ctl(&differ, &["scrub", "--repair", "--yes", "--output", "json"]).await;
+    assert_eq!(repaired.status.code(), Some(0), "{}", stderr(&repaired));
+    assert_eq!(json(&repaired)["shards"][0]["quarantined"][0], 2);
+    let equal = ctl(&fake(true, true).await, &["scrub", "--repair", "--output", "json"]).await;
+    assert_eq!(equal.status.code(), Some(0), "nothing to ask: {}", stderr(&equal));
+    assert!(json(&equal)["shards"][0].get("quarantined").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unsafe_recovery_is_confirmed_and_names_what_is_lost() {
+    let node = fake(true, true).await;
+    let survivor = ["cluster", "unsafe-recover", "--survivor", &node];
+    let unnamed = ctl(&node, &survivor).await;
+    assert_eq!(unnamed.status.code(), Some(2), "{}", stderr(&unnamed));
+    let named = [&survivor[..], &["--lost-nodes", "2,3", "--cluster-id", "c-1"]].concat();
+    let unconfirmed = ctl(&node, &named).await;
+    assert_eq!(unconfirmed.status.code(), Some(2), "{}", stderr(&unconfirmed));
+    assert!(stderr(&unconfirmed).contains("nodes 2, 3"), "{}", stderr(&unconfirmed));
+    let recovered = ctl(&node, &[&named[..], &["--yes", "--output", "json"]].concat()).await;
+    assert_eq!(recovered.status.code(), Some(0), "{}", stderr(&recovered));
+    assert_eq!(json(&recovered)["groups"][0]["replica"], 11);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -283,4 +283,11 @@ impl AdminService for Service {
     ) -> Result<Response<TransferLeaderReply>, Status> {
         Err(Status::unimplemented("not part of these tests"))
     }
+
+    async fn unsafe_recover(
+        &self,
+        _: Request<UnsafeRecoverRequest>,
+    ) -> Result<Response<UnsafeRecoverReply>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
+    }
 }

@@ -1,6 +1,7 @@
 //! `evershardctl cluster ...`.
 
 mod init;
+mod unsafe_recover;
 
 use std::process::ExitCode;
 
@@ -14,10 +15,13 @@ use crate::error::CtlError;
 pub(crate) enum ClusterCommand {
     /// Create the cluster, exactly once.
     Init(init::InitArgs),
+    /// After the loss of most disks: go on with the node that is left.
+    UnsafeRecover(unsafe_recover::UnsafeRecoverArgs),
 }
 
 pub(crate) async fn run(global: &Global, command: &ClusterCommand) -> Result<ExitCode, CtlError> {
     match command {
         ClusterCommand::Init(args) => init::run(global, args).await,
+        ClusterCommand::UnsafeRecover(args) => unsafe_recover::run(global, args).await,
     }
 }

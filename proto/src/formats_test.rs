@@ -1,0 +1,218 @@
+//! Golden files and fuzz tests of what is laid out here: push bodies, shard commands, and protobuf messages.
+
+use evershard_formats::allocation::is_counting;
+use evershard_formats::golden::golden;
+use evershard_formats::{bytes_or_damaged, frugal, one_bit};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use prost::Message;
+
+use crate::push_body::{Encoding, Operation, PushBody, PushBodyBuilder};
+use crate::shard_command::ShardCommand;
+use crate::v1;
+
+const CRATE: &str = env!("CARGO_MANIFEST_DIR");
+
+#[test]
+fn allocations_are_counted() {
+    assert!(is_counting());
+}
+
+fn push_body() -> impl Strategy<Value = Vec<u8>> {
+    let operation = prop_oneof![
+        Just(Operation::Gradient),
+        Just(Operation::Set),
+        Just(Operation::Add),
+        Just(Operation::Remove)
+    ];
+    let encoding =
+        prop_oneof![Just(Encoding::F32), Just(Encoding::Bf16), Just(Encoding::F16), Just(Encoding::Int8)];
+    let section =
+        (any::<u32>(), operation, encoding, 0..9_u32, any::<Option<f32>>(), vec(any::<u64>(), 0..6));
+    (any::<(u64, u64, u64)>(), vec(section, 0..4)).prop_map(|((session, seq, clock), sections)| {
+        let mut builder = PushBodyBuilder::new(0);
+        for (table, operation, encoding, dim, lr, keys) in sections {
+            builder.section(table, operation, encoding, dim, lr, &keys).fill(7);
+        }
+        builder.finish(session, seq, clock).to_vec()
+    })
+}
+
+fn shard_command() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        (any::<u32>(), "[a-z]{0,20}", any::<u32>(), any::<bool>()).prop_map(
+            |(number, name, dim, dropped)| {
+                let definition = v1::TableDefinition { name, dim, ..Default::default() };
+                let table = v1::TableDescription { number, definition: Some(definition) };
+                ShardCommand::Schema { table, dropped }
+            }
+        ),
+        any::<u64>().prop_map(|scrub_id| ShardCommand::Scrub { scrub_id }),
+        (any::<u64>(), vec(any::<u64>(), 0..20))
+            .prop_map(|(floor, live)| ShardCommand::Sessions { floor, live }),
+    ]
+    .prop_map(|command| command.encode().to_vec())
+}
+
+/// Everything that a section gives away is within the body.
+fn walk(body: &PushBody<'_>) {
+    for section in body.sections() {
+        assert_eq!(section.keys().count(), section.count());
+        for row in 0..section.count() {
+            let _ = section.key(row);
+            if section.operation != Operation::Remove {
+                let _ = section.row(row);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn fuzz_push_body(bytes in bytes_or_damaged(push_body())) {
+        frugal(bytes.len(), || {
+            if let Ok(body) = PushBody::parse(&bytes) {
+                walk(&body);
+            }
+            // As apply reads it, whatever the checksum says.
+            if let Ok(body) = PushBody::parse_without_checksum(&bytes) {
+                walk(&body);
+            }
+        });
+    }
+
+    #[test]
+    fn fuzz_push_body_one_bit((valid, flipped) in one_bit(push_body())) {
+        prop_assert!(PushBody::parse(&valid).is_ok());
+        // The flags are reserved and mean nothing, so they may change.
+        if valid[2..4] == flipped[2..4] {
+            prop_assert!(PushBody::parse(&flipped).is_err());
+        }
+    }
+
+    #[test]
+    fn fuzz_shard_command(bytes in bytes_or_damaged(shard_command())) {
+        let _ = frugal(bytes.len(), || ShardCommand::decode(&bytes));
+    }
+
+    #[test]
+    fn fuzz_shard_command_one_bit((valid, flipped) in one_bit(shard_command())) {
+        let meant = ShardCommand::decode(&valid);
+        let found = ShardCommand::decode(&flipped);
+        prop_assert!(meant.is_ok());
+        // The kind is outside the checksum (the record and the frame around it cover it): docs/formats.md.
+        let same_kind = valid[0] == flipped[0];
+        prop_assert!(found.is_err() || !same_kind || found == meant, "{:?}", found);
+    }
+
+    /// What the services take is decoded by prost; it must be as frugal as we are.
+    #[test]
+    fn fuzz_messages(bytes in bytes_or_damaged(messages())) {
+        frugal(bytes.len(), || {
+            let _ = v1::LaneFrame::decode(bytes.as_slice());
+            let _ = v1::MetaState::decode(bytes.as_slice());
+            let _ = v1::MetaCommand::decode(bytes.as_slice());
+            let _ = v1::MetaOutcome::decode(bytes.as_slice());
+        });
+        frugal(bytes.len(), || {
+            let _ = v1::ExchangeRequest::decode(bytes.as_slice());
+            let _ = v1::ExchangeReply::decode(bytes.as_slice());
+            let _ = v1::NodeStatus::decode(bytes.as_slice());
+            let _ = v1::ErrorDetail::decode(bytes.as_slice());
+            let _ = v1::JoinRequest::decode(bytes.as_slice());
+        });
+    }
+}
+
+fn lane_frame() -> v1::LaneFrame {
+    v1::LaneFrame {
+        id: 1,
+        group: 2,
+        replica: 3,
+        kind: 4,
+        body: bytes::Bytes::from_static(b"body"),
+        body_crc32: crc32fast::hash(b"body"),
+    }
+}
+
+fn meta_state() -> v1::MetaState {
+    v1::MetaState {
+        cluster_id: "c".to_owned(),
+        version: 2,
+        nodes: vec![v1::NodeAddress { id: 1, address: "http://a:1".to_owned() }],
+        groups: vec![v1::GroupPlacement {
+            group: 1,
+            shard: 0,
+            range_start: 0,
+            range_end: u64::MAX,
+            replicas: vec![v1::ReplicaPlacement {
+                replica: 5,
+                node: 1,
+                created: true,
+                replaces: 4,
+                making: 6,
+            }],
+        }],
+        tables: vec![v1::MetaTable {
+            number: 3,
+            definition: Some(v1::TableDefinition { name: "items".to_owned(), dim: 4, ..Default::default() }),
+            active: true,
+            dropped: false,
+        }],
+        sessions: vec![v1::MetaSession { session: 9, nonce: bytes::Bytes::from_static(b"nonce") }],
+        next_session: 10,
+        next_table: 4,
+        next_group: 2,
+        next_replica: 7,
+        replicas: 3,
+    }
+}
+
+fn meta_command() -> v1::MetaCommand {
+    let command = v1::MarkReplicaCreated { group: 1, replica: 2, making: 3 };
+    v1::MetaCommand { command: Some(v1::meta_command::Command::MarkReplicaCreated(command)) }
+}
+
+fn messages() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        Just(lane_frame().encode_to_vec()),
+        Just(meta_state().encode_to_vec()),
+        Just(meta_command().encode_to_vec()),
+        push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
+    ]
+}
+
+#[test]
+fn version_1_of_a_push_body_stays_as_it_is() {
+    let mut builder = PushBodyBuilder::new(0);
+    builder
+        .section(3, Operation::Gradient, Encoding::F32, 2, None, &[10, u64::MAX])
+        .copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+    builder.section(4, Operation::Remove, Encoding::F32, 2, Some(0.5), &[0]);
+    let bytes = golden(CRATE, "push-body-1.bin", &builder.finish(7, 9, 11));
+    let body = PushBody::parse(&bytes).expect("of version 1");
+    assert_eq!((body.session, body.seq, body.clock, body.sections().count()), (7, 9, 11, 2));
+}
+
+#[test]
+fn version_1_of_the_shard_commands_stays_as_it_is() {
+    let definition = v1::TableDefinition { name: "items".into(), dim: 16, ..Default::default() };
+    let table = v1::TableDescription { number: 9, definition: Some(definition) };
+    for (name, command) in [
+        ("shard-schema-1.bin", ShardCommand::Schema { table, dropped: true }),
+        ("shard-scrub-1.bin", ShardCommand::Scrub { scrub_id: 5 }),
+        ("shard-sessions-1.bin", ShardCommand::Sessions { floor: 10, live: vec![2, 3] }),
+    ] {
+        assert_eq!(ShardCommand::decode(&golden(CRATE, name, &command.encode())), Ok(command));
+    }
+}
+
+#[test]
+fn numbers_of_protobuf_fields_stay_as_they_are() {
+    let bytes = golden(CRATE, "lane-frame.bin", &lane_frame().encode_to_vec());
+    assert_eq!(v1::LaneFrame::decode(bytes.as_slice()), Ok(lane_frame()));
+    let bytes = golden(CRATE, "meta-state.bin", &meta_state().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state()));
+    let bytes = golden(CRATE, "meta-command.bin", &meta_command().encode_to_vec());
+    assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(meta_command()));
+}
