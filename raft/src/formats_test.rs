@@ -12,7 +12,7 @@ use openraft::raft::{
 use proptest::prelude::*;
 
 use crate::membership_codec;
-use crate::snapshot::message::{self, Begin, Chunk, FileEntry, Finish};
+use crate::snapshot::message::{self, Begin, Begun, Chunk, FileEntry, Finish, Forget, Kept};
 use crate::state_machine::{LogPosition, SnapshotMark};
 use crate::transport::codec::*;
 use crate::type_config::{
@@ -91,7 +91,15 @@ fn begin() -> Begin {
 }
 
 fn chunk() -> Chunk {
-    Chunk { transfer: 7, file: 1, offset: 9, data: Bytes::from_static(b"abc") }
+    Chunk { transfer: 7, file: 1, offset: 9, crc32: 5, data: Bytes::from_static(b"abc") }
+}
+
+fn begun() -> Begun {
+    Begun::Send(vec![Kept { bytes: 7, crc32: 8 }, Kept { bytes: 0, crc32: 0 }])
+}
+
+fn forget() -> Forget {
+    Forget { transfer: 7, files: vec![3, 1] }
 }
 
 fn finish() -> Finish {
@@ -150,7 +158,9 @@ fn valid() -> impl Strategy<Value = Vec<u8>> {
         chunk().encode(),
         finish().encode(),
         message::encode_abort(7),
-        message::encode_begun(),
+        begun().encode(),
+        Begun::Unneeded(vote()).encode(),
+        forget().encode(),
         message::encode_finished(&vote()),
     ];
     all.extend(append_replies().iter().map(encode_append_reply::<Tokio>));
@@ -201,20 +211,27 @@ proptest! {
             let _ = Chunk::decode(bytes.clone());
             let _ = Finish::decode(bytes.clone());
             let _ = message::decode_abort(bytes.clone());
-            let _ = message::decode_begun(bytes.clone());
+            let _ = Begun::decode(bytes.clone());
+            let _ = Forget::decode(bytes.clone());
             let _ = message::decode_finished(bytes.clone());
         });
     }
 }
 
 #[test]
-fn version_1_of_the_snapshot_messages_stays_as_it_is() {
-    let bytes = golden(CRATE, "snapshot-begin-1.bin", &begin().encode());
+fn version_2_of_the_snapshot_messages_stays_as_it_is() {
+    let bytes = golden(CRATE, "snapshot-begin-2.bin", &begin().encode());
     assert_eq!(Begin::decode(bytes.into()), Ok(begin()));
-    let bytes = golden(CRATE, "snapshot-chunk-1.bin", &chunk().encode());
+    let bytes = golden(CRATE, "snapshot-begun-2.bin", &begun().encode());
+    assert_eq!(Begun::decode(bytes.into()), Ok(begun()));
+    let bytes = golden(CRATE, "snapshot-unneeded-2.bin", &Begun::Unneeded(vote()).encode());
+    assert_eq!(Begun::decode(bytes.into()), Ok(Begun::Unneeded(vote())));
+    let bytes = golden(CRATE, "snapshot-forget-2.bin", &forget().encode());
+    assert_eq!(Forget::decode(bytes.into()), Ok(forget()));
+    let bytes = golden(CRATE, "snapshot-chunk-2.bin", &chunk().encode());
     assert_eq!(Chunk::decode(bytes.into()), Ok(chunk()));
-    let bytes = golden(CRATE, "snapshot-finish-1.bin", &finish().encode());
+    let bytes = golden(CRATE, "snapshot-finish-2.bin", &finish().encode());
     assert_eq!(Finish::decode(bytes.into()), Ok(finish()));
-    let bytes = golden(CRATE, "snapshot-finished-1.bin", &message::encode_finished(&vote()));
+    let bytes = golden(CRATE, "snapshot-finished-2.bin", &message::encode_finished(&vote()));
     assert_eq!(message::decode_finished(bytes.into()), Ok(vote()));
 }

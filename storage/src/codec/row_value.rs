@@ -133,13 +133,11 @@ mod tests {
 
     fn row() -> impl Strategy<Value = Vec<u8>> {
         let heads = (0..=RowHeader::VERSION_MAX, any::<u32>(), 0..=RowHeader::FLAGS_MAX);
-        (heads, prop::collection::vec(any::<f32>(), 0..20)).prop_map(
-            |((version, steps, flags), floats)| {
-                let mut value = Vec::new();
-                encode_row(RowHeader { version, steps, flags }, &floats, &mut value);
-                value
-            },
-        )
+        (heads, prop::collection::vec(any::<f32>(), 0..20)).prop_map(|((version, steps, flags), floats)| {
+            let mut value = Vec::new();
+            encode_row(RowHeader { version, steps, flags }, &floats, &mut value);
+            value
+        })
     }
 
     #[test]
