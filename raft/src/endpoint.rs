@@ -20,7 +20,6 @@ use crate::cursor::DecodeError;
 use crate::executor::{self, ApplyExecutor};
 use crate::snapshot::installer::{Installer, ReceiveError};
 use crate::snapshot::message::{self, Begin, Begun, Chunk, Finish, Forget};
-use crate::snapshot::traffic::SnapshotCounters;
 use crate::transport::{FrameKind, Refusal, codec};
 use crate::type_config::{Runtime, TypeConfig, Vote};
 
@@ -31,7 +30,6 @@ pub(crate) struct Endpoint<RT: Runtime> {
     raft: Raft<TypeConfig<RT>, Applier<RT>>,
     state: Arc<ApplierState>,
     installer: Arc<Installer>,
-    counters: Arc<SnapshotCounters>,
     executor: Arc<dyn ApplyExecutor>,
     door_open: AtomicBool,
 }
@@ -43,12 +41,11 @@ impl<RT: Runtime> Endpoint<RT> {
         raft: Raft<TypeConfig<RT>, Applier<RT>>,
         state: Arc<ApplierState>,
         installer: Arc<Installer>,
-        counters: Arc<SnapshotCounters>,
         executor: Arc<dyn ApplyExecutor>,
         door_open: bool,
     ) -> Self {
         let door_open = AtomicBool::new(door_open);
-        Self { group, replica, raft, state, installer, counters, executor, door_open }
+        Self { group, replica, raft, state, installer, executor, door_open }
     }
 
     pub(crate) fn group(&self) -> u64 {
@@ -181,7 +178,7 @@ impl<RT: Runtime> Endpoint<RT> {
         let snapshot = Snapshot { meta, snapshot: SnapshotData::Received(received) };
         let reply =
             self.raft.install_full_snapshot(vote, snapshot).await.map_err(|error| self.stopped_by(&error))?;
-        self.counters.received.add(1);
+        self.installer.count_installed();
         Ok(message::encode_finished(&reply.vote))
     }
 
