@@ -1,5 +1,4 @@
-//! A follower that slept through more than the retained log is sent a snapshot, while pushes go on; a transfer goes on after
-//! both its ends were killed.
+//! A follower that slept through more than the retained log is sent a snapshot, while pushes go on.
 
 mod support;
 
@@ -151,76 +150,4 @@ async fn a_follower_whose_install_failed_opens_its_replica_again() {
 async fn replica_ids(cluster: &Cluster, node: u64) -> Vec<u64> {
     let status = cluster.status(node).await.unwrap();
     status.replicas.iter().map(|replica| replica.replica).collect()
-}
-
-/// The receiver is killed while it writes a chunk, then the sender is killed too. Both come back, and what had arrived by then
-/// is not sent again.
-#[cfg(feature = "failpoints")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_goes_on_after_both_its_ends_were_killed() {
-    const SENDER: u64 = 1;
-    const RECEIVER: u64 = 3;
-    const SKIPPED: &str = "evershard_snapshot_bytes_total{kind=\"skipped\"}";
-    let options = Options { shards: 1, ..Options::default() }
-        .arg("--log-retain-bytes", RETAIN_BYTES)
-        .arg("--log-segment-bytes", 1 << 20)
-        .arg("--flush-interval-ms", 200);
-    let mut cluster = Cluster::start(options).await;
-    let trainer = Trainer::connect(&cluster.endpoints()).await;
-    let table = trainer.integers("audit", DIM).await;
-    // Files of at least some 100 KiB: smaller ones are always sent again.
-    let load = Load { ids: 20_000, rows_a_push: 1024, ..Load::small("audit", DIM) };
-    let pushers = [Pusher::start(cluster.endpoints(), load, 4)];
-    wait_progress(&pushers, 5).await;
-    cluster.transfer(0, SENDER).await;
-    let then = applied(&cluster, RECEIVER).await;
-    cluster.kill(RECEIVER);
-    leave_behind(&cluster, &then).await;
-    let [pusher] = pushers;
-    let ledger = pusher.finish().await;
-
-    // The record of what counts, two chunks of rows, and then the end.
-    cluster.node_mut(RECEIVER).start(Some("snapshot::write=kill@4"));
-    eventually("the receiver kills itself", || {
-        let has_ended = cluster.node_mut(RECEIVER).has_ended();
-        async move { if has_ended { Ok(()) } else { Err("it runs".to_owned()) } }
-    })
-    .await;
-    cluster.node_mut(RECEIVER).poll_end();
-    cluster.kill(SENDER);
-    cluster.restart(SENDER);
-    cluster.leader_of(0).await;
-    cluster.transfer(0, SENDER).await;
-    assert_eq!(metric(&cluster, SENDER, SKIPPED).unwrap_or(0.0), 0.0, "a new process");
-    cluster.restart(RECEIVER);
-    cluster.wait_ready().await;
-    cluster.wait_caught_up().await;
-
-    eventually("bytes were skipped", || async {
-        match metric(&cluster, SENDER, SKIPPED) {
-            Some(bytes) if bytes >= 65_536.0 => Ok(()),
-            other => Err(format!("{other:?}; log of the sender:\n{}", cluster.node(SENDER).log_tail())),
-        }
-    })
-    .await;
-    assert!(metric(&cluster, SENDER, "evershard_snapshots_resumed_total").is_some_and(|count| count >= 1.0));
-    ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
-    cluster.assert_replicas_equal().await;
-    cluster.transfer(0, RECEIVER).await;
-    ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
-}
-
-/// A figure that a node shows of itself, by its name and labels.
-#[cfg(feature = "failpoints")]
-fn metric(cluster: &Cluster, node: u64, name: &str) -> Option<f64> {
-    use std::io::{Read, Write};
-
-    let port = cluster.node(node).settings.http_port;
-    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(support::PATIENCE)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).ok()?;
-    let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
-    line.rsplit(' ').next()?.parse().ok()
 }

@@ -116,14 +116,13 @@ impl<RT: Runtime> GroupHost<RT> {
         }
 
         let counters = Arc::clone(self.snapshots.counters());
-        let installer = Arc::new(Installer::new(incoming, Arc::clone(&self.executor), Arc::clone(&counters)));
+        let installer = Arc::new(Installer::new(incoming, Arc::clone(&self.executor), counters));
         let endpoint = Arc::new(Endpoint::new(
             group,
             replica,
             raft.clone(),
             Arc::clone(&state),
             Arc::clone(&installer),
-            counters,
             Arc::clone(&self.executor),
             log.clone(),
         ));

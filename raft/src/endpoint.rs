@@ -24,7 +24,6 @@ use crate::cursor::DecodeError;
 use crate::executor::{self, ApplyExecutor};
 use crate::snapshot::installer::{Installer, ReceiveError};
 use crate::snapshot::message::{self, Begin, Begun, Chunk, Finish, Forget};
-use crate::snapshot::traffic::SnapshotCounters;
 use crate::transport::{FrameKind, Refusal, codec};
 use crate::type_config::{Payload, Runtime, TypeConfig, Vote};
 
@@ -35,7 +34,6 @@ pub(crate) struct Endpoint<RT: Runtime> {
     raft: Raft<TypeConfig<RT>, Applier<RT>>,
     state: Arc<ApplierState>,
     installer: Arc<Installer>,
-    counters: Arc<SnapshotCounters>,
     executor: Arc<dyn ApplyExecutor>,
     log: GroupLog,
     door_open: AtomicBool,
@@ -49,7 +47,6 @@ impl<RT: Runtime> Endpoint<RT> {
         raft: Raft<TypeConfig<RT>, Applier<RT>>,
         state: Arc<ApplierState>,
         installer: Arc<Installer>,
-        counters: Arc<SnapshotCounters>,
         executor: Arc<dyn ApplyExecutor>,
         log: GroupLog,
     ) -> Self {
@@ -59,7 +56,6 @@ impl<RT: Runtime> Endpoint<RT> {
             raft,
             state,
             installer,
-            counters,
             executor,
             log,
             door_open: AtomicBool::new(false),
@@ -213,7 +209,7 @@ impl<RT: Runtime> Endpoint<RT> {
         let snapshot = Snapshot { meta, snapshot: SnapshotData::Received(received) };
         let reply =
             self.raft.install_full_snapshot(vote, snapshot).await.map_err(|error| self.stopped_by(&error))?;
-        self.counters.received.add(1);
+        self.installer.count_installed();
         Ok(message::encode_finished(&reply.vote))
     }
 

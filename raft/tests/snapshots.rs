@@ -115,8 +115,7 @@ async fn assert_nothing_left(cluster: &Cluster) {
     }
 }
 
-/// After every chunk of the large file the connection breaks: each is sent once, or twice when the break came before its
-/// answer, and never from the beginning.
+/// After every chunk the connections break: what had arrived is never sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_cut_at_every_chunk_costs_no_chunk_that_arrived() {
     let (mut cluster, leader, sleeper) = with_sleeper(slow).await;
@@ -144,8 +143,11 @@ async fn a_connection_that_is_cut_at_every_chunk_costs_no_chunk_that_arrived() {
     let figures = figures(&cluster, leader);
     assert_eq!(cluster.adder(sleeper, GROUP).installs(), 1, "{figures:?}");
     assert_eq!(figures.sent, 1, "{figures:?}");
-    assert!(figures.resumed >= CHUNKS / 2, "it broke off and went on: {figures:?}");
-    assert!(figures.bytes_skipped > FILE_BYTES, "{figures:?}");
+    assert!(passes.load(Ordering::SeqCst) >= CHUNKS, "it was cut at every chunk");
+    // What is under way when an attempt breaks off, four chunks at most, may be sent again. A cut between two chunks ends no
+    // attempt: the next one goes out over a new connection.
+    let again = figures.bytes_sent - FILE_BYTES;
+    assert!(again <= figures.failed * 4 * CHUNK as u64 + CHUNK as u64, "{figures:?}");
     assert_nothing_left(&cluster).await;
 }
 

@@ -147,7 +147,11 @@ impl Replicas {
             );
         }
         self.take_down(listed);
-        self.quarantined.lock().insert(listed.replica, found);
+        let mut quarantined = self.quarantined.lock();
+        // A lost replica also halts: it stays lost.
+        if found.is_lost || !quarantined.get(&listed.replica).is_some_and(|known| known.is_lost) {
+            quarantined.insert(listed.replica, found);
+        }
     }
 
     /// Forgets a replica that ended; another one of its group stays.

@@ -242,6 +242,11 @@ impl Installer {
         }
     }
 
+    /// What was received is the replica's state now.
+    pub(crate) fn count_installed(&self) {
+        self.counters.received.add(1);
+    }
+
     /// Called now and then; removes what nobody has gone on with for `looks_max` calls.
     pub(crate) fn look(&self, looks_max: u32) {
         let mut state = self.state.lock();

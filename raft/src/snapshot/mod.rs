@@ -21,6 +21,6 @@ pub(crate) mod keeper;
 pub(crate) mod message;
 pub(crate) mod progress;
 pub(crate) mod stream;
-pub(crate) mod traffic;
 #[cfg(test)]
-mod transfer_test;
+mod tests;
+pub(crate) mod traffic;

@@ -15,7 +15,7 @@ use std::process::Command;
 
 /// A call that changes files, as it is about to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     /// Makes, writes, cuts or extends this file.
     Write(PathBuf),
     /// Makes this name.
@@ -27,7 +27,7 @@ pub enum Call {
 
 /// How the child ended.
 #[derive(Debug)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// At the call that it was told.
     Killed(Call),
     /// By itself, after this many calls.
@@ -36,22 +36,26 @@ pub enum Ended {
 
 /// Paths whose last change is not synced.
 #[derive(Debug, Default)]
-pub struct Dirty(pub BTreeSet<PathBuf>);
+pub(crate) struct Dirty(pub(crate) BTreeSet<PathBuf>);
 
 impl Dirty {
-    pub fn follow(&mut self, call: &Call) {
+    pub(crate) fn follow(&mut self, call: &Call) {
         let parent = |path: &Path| path.parent().expect("a folder").to_owned();
         match call {
             Call::Write(path) => {
                 self.0.insert(path.clone());
             }
+            // RocksDB's lock, and its WAL that is never written to: nobody misses them.
+            Call::Make(path)
+                if path.ends_with("LOCK") || path.extension().is_some_and(|extension| extension == "log") => {
+            }
             Call::Make(path) => {
                 self.0.insert(path.clone());
                 self.0.insert(parent(path));
             }
+            // That a name comes back after a power cut does no harm here.
             Call::Remove(path) => {
                 self.0.remove(path);
-                self.0.insert(parent(path));
             }
             Call::Rename(from, to) => {
                 let moved: Vec<PathBuf> =
@@ -75,7 +79,7 @@ impl Dirty {
 ///
 /// # Errors
 /// When the system lets nobody be traced.
-pub fn run(
+pub(crate) fn run(
     mut command: Command,
     folder: &Path,
     kill_at: Option<u64>,
