@@ -235,7 +235,7 @@ mod tests {
     proptest! {
         /// Whatever the floor's file holds: what it says was written, or it says nothing.
         #[test]
-        fn fuzz_floor(bytes in bytes_or_damaged((0..9_u64).prop_map(|serial| file(serial)))) {
+        fn fuzz_floor(bytes in bytes_or_damaged((0..9_u64).prop_map(file))) {
             let disk = SimDisk::new(1);
             let floor = disk.create(&Path::new("/log").join(NAME)).unwrap();
             floor.write_all_at(&bytes, 0).unwrap();
