@@ -1,7 +1,7 @@
 //! The power fails under pushing clients, on one node and on all nodes at once: what was not synced is gone, and yet no
 //! acknowledged push is lost or doubled.
 //!
-//! `EVERSHARD_POWER_CUTS` is the number of cuts (default 4; `make chaos` makes more).
+//! `EVERSHARD_TEST_POWER_CUTS` is the number of cuts (default 4; `make chaos` makes more).
 
 mod support;
 
@@ -82,7 +82,7 @@ async fn cuts(nodes_of: impl Fn(usize) -> Vec<u64>) {
             Pusher::start(run.cluster.endpoints(), load, seed)
         })
         .collect();
-    let rounds = setting("EVERSHARD_POWER_CUTS", 4);
+    let rounds = setting("EVERSHARD_TEST_POWER_CUTS", 4);
     for round in 0..rounds {
         wait_progress(&pushers, 40).await;
         run.cut(&nodes_of(round), round % 2 == 1);

@@ -32,9 +32,9 @@ fn exists(program: &str) -> bool {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].iter().any(|folder| Path::new(folder).join(program).exists())
 }
 
-/// XFS before ext4; `EVERSHARD_POWER_CUT_FS` chooses.
+/// XFS before ext4; `EVERSHARD_TEST_POWER_CUT_FS` chooses.
 fn file_system() -> Option<String> {
-    if let Ok(chosen) = std::env::var("EVERSHARD_POWER_CUT_FS") {
+    if let Ok(chosen) = std::env::var("EVERSHARD_TEST_POWER_CUT_FS") {
         return Some(chosen);
     }
     ["xfs", "ext4"].into_iter().find(|name| exists(&format!("mkfs.{name}"))).map(str::to_owned)
