@@ -219,6 +219,14 @@ impl Run {
         self.cluster.wait_caught_up().await;
         self.wait_flushed().await;
         let before = self.settled().await;
+        if matches!(file, File::MetaState) {
+            let data = self.cluster.node(VICTIM).data();
+            eventually("the meta group's state is flushed", || async {
+                let found = files(&data.join("replicas"), |name| name == "meta-state");
+                if found.is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
+            })
+            .await;
+        }
         self.cluster.kill(VICTIM);
         // The others go on meanwhile.
         self.push(2).await;

@@ -12,6 +12,7 @@ use openraft::raft::{
 use proptest::prelude::*;
 
 use crate::membership_codec;
+use crate::snapshot::incoming::{Record, decode_manifest, encode_manifest, encode_record, read_journal};
 use crate::snapshot::message::{self, Begin, Begun, Chunk, FileEntry, Finish, Forget, Kept};
 use crate::state_machine::{LogPosition, SnapshotMark};
 use crate::transport::codec::*;
@@ -142,6 +143,35 @@ fn version_1_of_the_frames_stays_as_it_is() {
     let refusal = Refusal::Stopped("why".to_owned());
     let bytes = golden(CRATE, "refusal-1.bin", &refusal.encode());
     assert_eq!(Refusal::decode(bytes.into()), Ok(refusal));
+}
+
+fn record() -> Record {
+    Record { file: 1, length: 3, offset: 9, crc32: 5 }
+}
+
+#[test]
+fn version_1_of_what_a_receiver_keeps_stays_as_it_is() {
+    let bytes = golden(CRATE, "snapshot-manifest-1.bin", &encode_manifest(&begin()));
+    assert_eq!(decode_manifest(&bytes), Some(begin()));
+    let bytes =
+        golden(CRATE, "snapshot-journal-1.bin", &[encode_record(record()), encode_record(record())].concat());
+    assert_eq!(read_journal(&bytes[..], 2), [record(), record()]);
+    assert_eq!(read_journal(&bytes[..], 1), [], "of a file that there is not");
+}
+
+proptest! {
+    #[test]
+    fn fuzz_snapshot_receipt(bytes in bytes_or_damaged(receipts())) {
+        frugal(bytes.len(), || decode_manifest(&bytes));
+        let records = frugal(bytes.len() + 8192, || read_journal(&bytes[..], 2));
+        // What is read is what was written, up to where it ends.
+        let again: Vec<u8> = records.iter().flat_map(|record| encode_record(*record)).collect();
+        prop_assert!(bytes.starts_with(&again));
+    }
+}
+
+fn receipts() -> impl Strategy<Value = Vec<u8>> {
+    proptest::sample::select(vec![encode_manifest(&begin()), encode_record(record()).repeat(3)])
 }
 
 fn valid() -> impl Strategy<Value = Vec<u8>> {

@@ -142,7 +142,6 @@ async fn a_connection_that_is_cut_at_every_chunk_costs_no_chunk_that_arrived() {
     fail::remove("snapshot::mid_stream");
     let figures = figures(&cluster, leader);
     assert_eq!(cluster.adder(sleeper, GROUP).installs(), 1, "{figures:?}");
-    assert_eq!(figures.sent, 1, "{figures:?}");
     assert!(passes.load(Ordering::SeqCst) >= CHUNKS, "it was cut at every chunk");
     // What is under way when an attempt breaks off, four chunks at most, may be sent again. A cut between two chunks ends no
     // attempt: the next one goes out over a new connection.

@@ -41,11 +41,11 @@ const JOURNAL_PREFIX: &str = "chunks-";
 
 /// A chunk as the journal keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Record {
-    file: u32,
-    length: u32,
-    offset: u64,
-    crc32: u32,
+pub(crate) struct Record {
+    pub(crate) file: u32,
+    pub(crate) length: u32,
+    pub(crate) offset: u64,
+    pub(crate) crc32: u32,
 }
 
 /// One transfer on disk; see the module. Its methods block.
@@ -279,7 +279,7 @@ impl Incoming {
     }
 }
 
-fn encode_manifest(begin: &Begin) -> Vec<u8> {
+pub(crate) fn encode_manifest(begin: &Begin) -> Vec<u8> {
     let body = begin.encode();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
     bytes.extend_from_slice(MAGIC);
@@ -290,7 +290,7 @@ fn encode_manifest(begin: &Begin) -> Vec<u8> {
 }
 
 /// `None`: damaged, or of another build. Then there is nothing to go on with, which is no loss.
-fn decode_manifest(bytes: &[u8]) -> Option<Begin> {
+pub(crate) fn decode_manifest(bytes: &[u8]) -> Option<Begin> {
     let (head, body) = bytes.split_at_checked(HEAD_BYTES)?;
     let is_ours = head[..8] == *MAGIC && head[8..12] == VERSION.to_le_bytes();
     if !is_ours || head[12..] != crc32fast::hash(body).to_le_bytes() {
@@ -299,7 +299,7 @@ fn decode_manifest(bytes: &[u8]) -> Option<Begin> {
     Begin::decode(Bytes::copy_from_slice(body)).ok()
 }
 
-fn encode_record(record: Record) -> [u8; RECORD_BYTES] {
+pub(crate) fn encode_record(record: Record) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     bytes[..4].copy_from_slice(&record.file.to_le_bytes());
     bytes[4..8].copy_from_slice(&record.length.to_le_bytes());
@@ -311,7 +311,7 @@ fn encode_record(record: Record) -> [u8; RECORD_BYTES] {
 }
 
 /// The records up to the first that is torn, damaged, or of a file that there is not.
-fn read_journal(journal: File, files: usize) -> Vec<Record> {
+pub(crate) fn read_journal(journal: impl Read, files: usize) -> Vec<Record> {
     let mut reader = BufReader::new(journal);
     let mut records = Vec::new();
     let mut bytes = [0; RECORD_BYTES];

@@ -158,6 +158,7 @@ fn refusals_and_kinds_keep_their_numbers() {
         Refusal::Stopped("why".to_owned()),
         Refusal::Superseded,
         Refusal::Snapshot("why".to_owned()),
+        Refusal::NoSpace("why".to_owned()),
         Refusal::NoRoom,
     ];
     for (refusal, code) in refusals.into_iter().zip(1u8..) {
@@ -165,8 +166,8 @@ fn refusals_and_kinds_keep_their_numbers() {
         assert_eq!(body[1], code);
         assert_eq!(Refusal::decode(body).expect("decodes"), refusal);
     }
-    for kind in [1, 2, 3, 4, 5, 6, 7, 8, 128, 129] {
+    for kind in [1, 2, 3, 4, 5, 6, 7, 8, 9, 128, 129] {
         assert_eq!(FrameKind::of(kind).expect("known") as u32, kind);
     }
-    assert_eq!(FrameKind::of(9), None);
+    assert_eq!(FrameKind::of(10), None);
 }
