@@ -78,11 +78,6 @@ impl Absent {
 }
 
 impl Rows {
-    /// Whether some table is not whole, so that a row may have to be read from disk.
-    pub(crate) fn may_lack_rows(&self) -> bool {
-        self.read().tables().values().any(|table| !table.is_whole())
-    }
-
     /// The keys that are absent from memory and may be on disk, with the shape of their rows; `None` when there are none.
     pub(crate) fn absent(&self, number: u32, keys: &[u64]) -> Option<(Absent, RowShape)> {
         let set = self.read();

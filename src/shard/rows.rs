@@ -49,6 +49,7 @@ pub struct Rows {
     scrubs: Mutex<ScrubResults>,
     store: Arc<ReplicaStore>,
     budget: Arc<MemoryBudget>,
+    lacking: Arc<AtomicBool>,
     on_damage: Option<OnDamage>,
     damaged: AtomicBool,
 }
@@ -65,6 +66,8 @@ pub(crate) struct RowSet {
     tables: BTreeMap<u32, Table>,
     scans: Scans,
     account: Account,
+    /// Whether some table is not whole: as of the last [`RowSet::account`].
+    lacking: Arc<AtomicBool>,
     /// Grows when other rows take the place of all there were.
     generation: u64,
     /// Rows of tables that are not whole, as of a scan: how many there were, and the table's `live_changes` then.
@@ -113,10 +116,15 @@ impl TableEntry<'_> {
 }
 
 impl RowSet {
-    pub(crate) fn new(tables: BTreeMap<u32, Table>, budget: &Arc<MemoryBudget>) -> Self {
-        let account = Account::new(Arc::clone(budget));
-        let mut set =
-            RowSet { tables, scans: Scans::default(), account, generation: 0, counted: BTreeMap::new() };
+    fn new(tables: BTreeMap<u32, Table>, budget: &Arc<MemoryBudget>, lacking: &Arc<AtomicBool>) -> Self {
+        let mut set = RowSet {
+            tables,
+            scans: Scans::default(),
+            account: Account::new(Arc::clone(budget)),
+            lacking: Arc::clone(lacking),
+            generation: 0,
+            counted: BTreeMap::new(),
+        };
         set.account();
         set
     }
@@ -147,9 +155,10 @@ impl RowSet {
         Some(TableEntry { table, scans: &mut self.scans, number, budget: self.account.budget() })
     }
 
-    /// Counts what is in memory now: after rows came or went.
+    /// Counts what is in memory now: after rows or tables came or went.
     pub(crate) fn account(&mut self) {
         self.account.set(self.tables.values().map(|table| table.memory_bytes() as u64).sum());
+        self.lacking.store(self.tables.values().any(|table| !table.is_whole()), Ordering::Relaxed);
     }
 
     /// Whether so many bytes more are within the node's budget.
@@ -184,15 +193,17 @@ impl Rows {
         store: Arc<ReplicaStore>,
         (budget, on_damage): (Arc<MemoryBudget>, Option<OnDamage>),
     ) -> Self {
+        let lacking = Arc::default();
         Rows {
             scope,
-            set: RwLock::new(RowSet::new(tables, &budget)),
+            set: RwLock::new(RowSet::new(tables, &budget, &lacking)),
             schemas: ArcSwap::new(schemas),
             applied: AtomicU64::new(applied),
             complete_at: AtomicU64::new(complete_at),
             scrubs: Mutex::default(),
             store,
             budget,
+            lacking,
             on_damage,
             damaged: AtomicBool::new(false),
         }
@@ -226,6 +237,11 @@ impl Rows {
     #[must_use]
     pub fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
+    }
+
+    /// Whether some table is not whole, so that a row may have to be read from disk. Without a lock: a hint.
+    pub(crate) fn may_lack_rows(&self) -> bool {
+        self.lacking.load(Ordering::Relaxed)
     }
 
     pub(crate) fn complete_at(&self) -> u64 {
@@ -268,7 +284,11 @@ impl Rows {
         } else {
             Table::on_disk(schema.shape())
         };
-        self.set.write().tables.insert(schema.number(), table);
+        {
+            let mut set = self.set.write();
+            set.tables.insert(schema.number(), table);
+            set.account();
+        }
         self.schemas.store(Arc::clone(schemas));
     }
 
@@ -296,7 +316,7 @@ impl Rows {
         applied: u64,
         complete_at: u64,
     ) {
-        let mut set = RowSet::new(tables, &self.budget);
+        let mut set = RowSet::new(tables, &self.budget, &self.lacking);
         let old = {
             let mut current = self.set.write();
             self.scrubs.lock().skip_all(current.scans.running());

@@ -31,7 +31,7 @@ struct Pass<'a> {
     rows: &'a Rows,
     generation: u64,
     gathered: Gathered,
-    taken: Peekable<std::vec::IntoIter<(u32, u64)>>,
+    taken: Peekable<std::collections::btree_set::IntoIter<(u32, u64)>>,
     seen: usize,
     /// Rows on their way to memory; `None` when this is no warm-up, or there is no more room.
     warm: Option<Warm>,
@@ -107,8 +107,7 @@ impl Rows {
 
 impl<'a> Pass<'a> {
     fn new(rows: &'a Rows, set: &super::rows::RowSet, id: ScanId, mut gathered: Gathered) -> Self {
-        let mut taken = std::mem::take(&mut gathered.taken);
-        taken.sort_unstable();
+        let taken = std::mem::take(&mut gathered.taken);
         let warm = (id == ScanId::WarmUp).then(Warm::default);
         let generation = set.generation();
         Pass { rows, generation, gathered, taken: taken.into_iter().peekable(), seen: 0, warm }
@@ -181,6 +180,7 @@ impl<'a> Pass<'a> {
                         entry.table.set_whole();
                     }
                 }
+                set.account();
             }
         }
         ScrubResult::Done { index: self.gathered.index, digest: self.gathered.digest }

@@ -17,7 +17,7 @@
 //!
 //! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`), the pass (`scan_run`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use evershard_storage::table::{AllDepartures, RowRef, RowShape, Slot, SlotSet, Table};
@@ -81,19 +81,22 @@ pub(super) struct Gathered {
     pub(super) index: u64,
     pub(super) digest: Digest,
     pub(super) tables: BTreeMap<u32, ScannedTable>,
-    /// Keys that were added from memory, or are no rows there: not to be added from the store.
-    pub(super) taken: Vec<(u32, u64)>,
+    /// Keys that were added from memory, or are no rows there: not to be added again, from memory or from the store. A row may
+    /// be flushed, leave, and come back with its old version before the pass over the store has opened.
+    pub(super) taken: BTreeSet<(u32, u64)>,
 }
 
 impl Gathered {
     pub(super) fn add(&mut self, number: u32, key: u64, row: RowRef<'_>) {
+        if !self.taken.insert((number, key)) {
+            return;
+        }
         if row.header().version <= self.index && !row.is_tombstone() {
             self.digest.add_row(number, key, &row);
             if let Some(table) = self.tables.get_mut(&number) {
                 table.rows += 1;
             }
         }
-        self.taken.push((number, key));
     }
 }
 
@@ -138,7 +141,7 @@ impl Scans {
             departures: table.all_departures(),
         };
         let tables = tables.iter().map(|(number, table)| (*number, scanned(table))).collect();
-        let gathered = Gathered { index, digest, tables, taken: Vec::new() };
+        let gathered = Gathered { index, digest, tables, taken: BTreeSet::new() };
         running.push(Scan { id, gathered, claimed: false, viewed: false });
         true
     }

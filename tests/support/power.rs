@@ -25,7 +25,17 @@ pub(crate) fn what_is_missing() -> Option<String> {
     if !exists("xfs_io") {
         return Some("no xfs_io (package xfsprogs)".to_owned());
     }
-    if file_system().is_none() { Some("neither mkfs.xfs nor mkfs.ext4".to_owned()) } else { None }
+    if file_system().is_none() {
+        return Some("neither mkfs.xfs nor mkfs.ext4".to_owned());
+    }
+    // Root in a container may not, though everything is there.
+    let may = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).output().is_ok_and(|output| output.status.success())
+    };
+    if !may("unshare", &["--mount", "mount", "--make-rprivate", "/"]) {
+        return Some("this root may not mount".to_owned());
+    }
+    if may("losetup", &["--find"]) { None } else { Some("no free loop device".to_owned()) }
 }
 
 fn exists(program: &str) -> bool {

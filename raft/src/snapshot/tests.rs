@@ -111,6 +111,9 @@ enum Fault {
     FlippedInMemory,
 }
 
+/// Names and contents.
+type Files = Vec<(String, Vec<u8>)>;
+
 /// The way to one receiver, and the receiver.
 struct Wire {
     installer: Mutex<Arc<Installer>>,
@@ -120,7 +123,7 @@ struct Wire {
     fault: Mutex<Option<(u64, Fault)>>,
     is_broken: Mutex<bool>,
     /// What was handed over to install.
-    installed: Mutex<Option<Vec<(String, Vec<u8>)>>>,
+    installed: Mutex<Option<Files>>,
 }
 
 impl Wire {

@@ -125,3 +125,24 @@ fn the_scrubber_takes_digests_by_itself() {
     }
     assert!(matches!(machine.scrub_result(5), Some(ScrubResult::Done { index: 2, .. })));
 }
+
+#[test]
+fn a_row_that_leaves_and_comes_back_before_the_scan_looks_counts_once() {
+    let replica = Replica::new(1, KeyRange::ALL);
+    let machine = replica.machine();
+    apply(machine, command(1, schema(2, false)));
+    apply(machine, command(2, one(1, 1, 2, Operation::Gradient, &[(5, &[-1.0])])));
+    let mut expected = machine.digest().expect("ready").1;
+    expected = expected.merge({
+        let mut beside = Digest::default();
+        beside.add_small_state(&machine.lock_small().small.encode());
+        beside
+    });
+    // Unflushed at the scrub; then flushed, let go of, read again as it was, and changed.
+    apply(machine, command(3, ShardCommand::Scrub { scrub_id: 7 }.encode()));
+    flush(machine);
+    assert_eq!(machine.rows().let_go(1), 1);
+    apply(machine, command(4, one(1, 2, 2, Operation::Gradient, &[(5, &[-1.0])])));
+    machine.run_scans();
+    assert_eq!(machine.scrub_result(7), Some(ScrubResult::Done { index: 3, digest: expected }));
+}
