@@ -112,7 +112,7 @@ enum Fault {
 }
 
 /// Names and contents.
-type Files = Vec<(String, Vec<u8>)>;
+type Contents = Vec<(String, Vec<u8>)>;
 
 /// The way to one receiver, and the receiver.
 struct Wire {
@@ -123,7 +123,7 @@ struct Wire {
     fault: Mutex<Option<(u64, Fault)>>,
     is_broken: Mutex<bool>,
     /// What was handed over to install.
-    installed: Mutex<Option<Files>>,
+    installed: Mutex<Option<Contents>>,
 }
 
 impl Wire {
