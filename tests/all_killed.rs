@@ -2,8 +2,7 @@
 
 mod support;
 
-use support::ledger::Ledger;
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::Trainer;
 use support::{Cluster, Options};
 
@@ -24,10 +23,7 @@ async fn all_nodes_killed_at_once(durability: &str) {
         cluster.wait_ready().await;
     }
     wait_progress(&pushers, 5).await;
-    let mut ledger = Ledger::default();
-    for pusher in pushers {
-        ledger.merge(&pusher.finish().await);
-    }
+    let ledger = finish_all(pushers).await;
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;
 }

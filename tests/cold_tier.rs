@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use support::http::metric;
 use support::ledger::Ledger;
+use support::metrics::metric;
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually, setting};
 

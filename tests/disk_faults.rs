@@ -7,11 +7,9 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
 use support::frozen_disk::FrozenDisk;
-use support::ledger::Ledger;
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually};
 
@@ -57,10 +55,7 @@ impl Run {
         self.cluster.wait_ready().await;
         wait_progress(&self.pushers, 10).await;
         self.cluster.wait_caught_up().await;
-        let mut ledger = Ledger::default();
-        for pusher in self.pushers.drain(..) {
-            ledger.merge(&pusher.finish().await);
-        }
+        let ledger = finish_all(self.pushers.drain(..)).await;
         ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
         self.cluster.assert_replicas_equal().await;
         self.cluster.transfer(0, VICTIM).await;
@@ -171,17 +166,6 @@ async fn a_failed_sync_ends_the_node_at_once() {
     run.finish().await;
 }
 
-/// Log segments, oldest first.
-fn segments(data: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = std::fs::read_dir(data.join("log"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
-        .collect();
-    found.sort();
-    found
-}
-
 /// The leader of a follower that slept reads what it sends from its disk: and finds other bytes there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
@@ -195,16 +179,15 @@ async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
     run.lead_all().await;
     let before = replicas(&run.cluster).await;
     run.cluster.kill(1);
-    let victim_log = run.cluster.node(VICTIM).data();
-    let first = segments(&victim_log).len();
+    let first = run.cluster.node(VICTIM).log_segments().len();
     eventually("two segments more", || async {
         wait_progress(&run.pushers, 10).await;
-        let now = segments(&victim_log).len();
+        let now = run.cluster.node(VICTIM).log_segments().len();
         if now > first + 2 { Ok(()) } else { Err(format!("{first}, {now}")) }
     })
     .await;
     run.lead_all().await;
-    let all = segments(&victim_log);
+    let all = run.cluster.node(VICTIM).log_segments();
     // Written while the other slept, and not the one being written.
     let path = &all[all.len() - 3];
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

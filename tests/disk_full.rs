@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evershard_proto::v1::{DiskStatus, ErrorDetail, ErrorKind};
 use prost::Message;
-use support::ledger::Ledger;
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::small_disk::SmallDisk;
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually, raw};
@@ -88,10 +87,7 @@ impl Run {
         self.cluster.wait_ready().await;
         wait_progress(&self.pushers, 10).await;
         self.cluster.wait_caught_up().await;
-        let mut ledger = Ledger::default();
-        for pusher in self.pushers.drain(..) {
-            ledger.merge(&pusher.finish().await);
-        }
+        let ledger = finish_all(self.pushers.drain(..)).await;
         ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
         self.cluster.assert_replicas_equal().await;
         // The disk is written again by everybody.

@@ -7,9 +7,8 @@ mod support;
 
 use std::time::Duration;
 
-use support::ledger::Ledger;
 use support::node::was_killed;
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::Trainer;
 use support::{Cluster, Options, PATIENCE};
 use tokio::time::{Instant, sleep};
@@ -72,10 +71,7 @@ async fn crash_at(point: &str, pass: u64, way: Way) {
     cluster.wait_caught_up().await;
     wait_progress(&pushers, 5).await;
 
-    let mut ledger = Ledger::default();
-    for pusher in pushers {
-        ledger.merge(&pusher.finish().await);
-    }
+    let ledger = finish_all(pushers).await;
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;
     // It can lead with what it has now.

@@ -3,8 +3,7 @@
 
 mod support;
 
-use support::ledger::Ledger;
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::Trainer;
 use support::{Cluster, Options, setting};
 
@@ -37,10 +36,7 @@ async fn killed_leaders_lose_nothing_and_double_nothing() {
         wait_progress(&pushers, 1).await;
     }
 
-    let mut ledger = Ledger::default();
-    for pusher in pushers {
-        ledger.merge(&pusher.finish().await);
-    }
+    let ledger = finish_all(pushers).await;
     eprintln!("{kills} kills, {} acknowledged pushes", ledger.pushes);
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;

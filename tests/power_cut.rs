@@ -7,9 +7,8 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use support::ledger::Ledger;
 use support::power::{self, PowerDisk};
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::Trainer;
 use support::{Cluster, Options, setting};
 
@@ -90,10 +89,7 @@ async fn cuts(nodes_of: impl Fn(usize) -> Vec<u64>) {
         run.cluster.wait_caught_up().await;
     }
     wait_progress(&pushers, 5).await;
-    let mut ledger = Ledger::default();
-    for pusher in pushers {
-        ledger.merge(&pusher.finish().await);
-    }
+    let ledger = finish_all(pushers).await;
     eprintln!("{rounds} power cuts, {} acknowledged pushes", ledger.pushes);
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     run.cluster.assert_replicas_equal().await;

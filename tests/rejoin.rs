@@ -8,9 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use evershard_proto::v1::{InitClusterRequest, NodeAddress};
-use support::ledger::Ledger;
 use support::node::{Node, NodeSettings};
-use support::pusher::{Load, Pusher, wait_progress};
+use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually, ports};
 
@@ -74,27 +73,13 @@ impl Run {
         self.cluster.restart(1);
         self.cluster.wait_ready().await;
         self.cluster.wait_caught_up().await;
-        let mut ledger = Ledger::default();
-        for pusher in self.pushers {
-            ledger.merge(&pusher.finish().await);
-        }
+        let ledger = finish_all(self.pushers).await;
         ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
         self.cluster.assert_replicas_equal().await;
         // The new replica alone shows the same.
         self.cluster.transfer(0, VICTIM).await;
         ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
     }
-}
-
-/// Log segments, oldest first.
-fn segments(data: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = std::fs::read_dir(data.join("log"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
-        .collect();
-    found.sort();
-    found
 }
 
 fn flip_byte(path: &Path, offset: u64) {
@@ -122,7 +107,7 @@ async fn a_flipped_bit_in_the_log_is_noticed_and_repaired_from_peers() {
     let mut run = Run::start().await;
     let before = run.replicas().await;
     run.cluster.kill(VICTIM);
-    let segment = segments(&run.cluster.node(VICTIM).data()).remove(0);
+    let segment = run.cluster.node(VICTIM).log_segments().remove(0);
     // In the middle of what was acknowledged: 30 pushes are 500 KiB.
     flip_byte(&segment, 100_000);
     run.cluster.restart(VICTIM);

@@ -179,14 +179,7 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    let (done, answer) = oneshot::channel();
-    executor.execute(
-        lane,
-        Box::new(move || {
-            let _ = done.send(work());
-        }),
-    );
-    answer.await.map_err(|_| WorkLost)
+    answered(work, |work| executor.execute(lane, work)).await
 }
 
 /// Runs long work on the executor and waits for what it returns.
@@ -195,11 +188,7 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    let (done, answer) = oneshot::channel();
-    executor.execute_long(Box::new(move || {
-        let _ = done.send(work());
-    }));
-    answer.await.map_err(|_| WorkLost)
+    answered(work, |work| executor.execute_long(work)).await
 }
 
 /// Runs a read on the executor and waits for what it returns.
@@ -208,11 +197,7 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    let (done, answer) = oneshot::channel();
-    executor.execute_read(Box::new(move || {
-        let _ = done.send(work());
-    }));
-    answer.await.map_err(|_| WorkLost)
+    answered(work, |work| executor.execute_read(work)).await
 }
 
 /// Runs work on a snapshot's files on the executor and waits for what it returns.
@@ -221,8 +206,18 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
+    answered(work, |work| executor.execute_file(work)).await
+}
+
+/// Hands `work` over, and waits for what it returns.
+async fn answered<T, F>(work: F, hand_over: impl FnOnce(Work)) -> Result<T, WorkLost>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
     let (done, answer) = oneshot::channel();
-    executor.execute_file(Box::new(move || {
+    hand_over(Box::new(move || {
+        // The caller may have gone away: then nobody wants the result.
         let _ = done.send(work());
     }));
     answer.await.map_err(|_| WorkLost)

@@ -309,6 +309,16 @@ impl ShardMachine {
         while self.rows.budget().is_exhausted() && self.is_mostly_dirty() && since.elapsed() < PATIENCE {
             std::thread::sleep(PAUSE);
         }
+        if since.elapsed() >= PATIENCE && !PATIENCE.is_zero() {
+            let (used, limit) = (self.rows.budget().used(), self.rows.budget().limit());
+            let shard = self.identity.shard;
+            tracing::warn!(
+                shard,
+                used,
+                limit,
+                "rows take more memory than the budget: the flush does not keep up"
+            );
+        }
     }
 
     fn is_mostly_dirty(&self) -> bool {

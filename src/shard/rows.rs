@@ -161,11 +161,6 @@ impl RowSet {
         self.lacking.store(self.tables.values().any(|table| !table.is_whole()), Ordering::Relaxed);
     }
 
-    /// Whether so many bytes more are within the node's budget.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        self.account.budget().has_room_for(bytes)
-    }
-
     /// A scan counted the rows of a table: so many when `live_changes` was as given.
     pub(super) fn set_counted(&mut self, number: u32, rows: u64, live_changes: i64) {
         if self.tables.contains_key(&number) {

@@ -150,13 +150,16 @@ impl<'a> Pass<'a> {
             && !warm.keys.is_empty()
         {
             let mut set = self.rows.write();
-            let bytes = (warm.keys.len() * (scanned.shape.floats() * 4 + 40)) as u64;
-            if set.generation() != self.generation || !set.has_room_for(bytes) {
+            if set.generation() != self.generation {
                 warm.partial = true;
             } else if let Some(entry) = set.table_mut(warm.table) {
-                for (position, header, floats) in warm.fetched.iter() {
-                    let key = warm.keys[position];
-                    entry.table.load_absent(key, scanned.departures.of(key), header, floats);
+                if entry.has_room(warm.keys.len()) {
+                    for (position, header, floats) in warm.fetched.iter() {
+                        let key = warm.keys[position];
+                        entry.table.load_absent(key, scanned.departures.of(key), header, floats);
+                    }
+                } else {
+                    warm.partial = true;
                 }
                 set.account();
             }

@@ -7,8 +7,8 @@
 
 pub(crate) mod cluster;
 pub(crate) mod frozen_disk;
-pub(crate) mod http;
 pub(crate) mod ledger;
+pub(crate) mod metrics;
 pub(crate) mod node;
 pub(crate) mod ports;
 pub(crate) mod power;

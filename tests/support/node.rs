@@ -85,6 +85,17 @@ impl Node {
         command
     }
 
+    /// Its log's segments, oldest first.
+    pub(crate) fn log_segments(&self) -> Vec<PathBuf> {
+        let mut found: Vec<PathBuf> = std::fs::read_dir(self.data().join("log"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+            .collect();
+        found.sort();
+        found
+    }
+
     /// What its HTTP side answers, head and all; empty when nobody does.
     pub(crate) async fn http(&self, path: &str) -> String {
         let ask = async {

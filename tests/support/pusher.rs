@@ -84,6 +84,15 @@ async fn push_until(
     ledger
 }
 
+/// Ends all; what was acknowledged to them together.
+pub(crate) async fn finish_all(pushers: impl IntoIterator<Item = Pusher>) -> Ledger {
+    let mut ledger = Ledger::default();
+    for pusher in pushers {
+        ledger.merge(&pusher.finish().await);
+    }
+    ledger
+}
+
 /// Waits until every pusher was acknowledged this many pushes more.
 pub(crate) async fn wait_progress(pushers: &[Pusher], more: u64) {
     let targets: Vec<u64> = pushers.iter().map(|pusher| pusher.acknowledged() + more).collect();

@@ -81,18 +81,6 @@ impl<'store> RunWriter<'store> {
         put.map_err(|error| self.error("write a run", &error))
     }
 
-    /// Forgets a key for good: for tombstones whose version `replay_from` has passed. In order with the rows.
-    ///
-    /// # Errors
-    /// As [`RunWriter::put`].
-    pub fn remove(&mut self, table: u32, key: u64) -> Result<(), StoreError> {
-        self.advance(table, key)?;
-        let bytes = DiskKey::Row { table, key }.to_bytes();
-        self.bytes += bytes.len() as u64;
-        let removed = self.file()?.delete(bytes);
-        removed.map_err(|error| self.error("write a run", &error))
-    }
-
     /// Forgets every row that a table has on disk before this run; rows of the table in this run stay. At any time. The
     /// commit's `complete_at` must reach the log entry that says so.
     pub fn drop_table(&mut self, table: u32) {
@@ -101,7 +89,7 @@ impl<'store> RunWriter<'store> {
         }
     }
 
-    /// Rows, tombstones and removals so far.
+    /// Rows and tombstones so far.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.rows

@@ -97,7 +97,7 @@ fn rows_and_state_come_back_after_reopening() {
 }
 
 #[test]
-fn later_runs_win_tombstones_stay_and_removals_go() {
+fn later_runs_win_and_tombstones_stay() {
     let (folder, shared) = (TempDir::new().unwrap(), shared());
     let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();
     flush(&store, 1, &[(1, 1, 1.0), (1, 2, 1.0), (1, 3, 1.0)]);
@@ -107,10 +107,6 @@ fn later_runs_win_tombstones_stay_and_removals_go() {
     assert_eq!((run.rows(), run.version_max(), run.is_empty()), (2, 2, false));
     store.commit(run, 2, state(2)).unwrap();
     assert_eq!(rows(&store), [row(1, 1, 2, 2.0), (1, 2, tombstone(2), vec![]), row(1, 3, 1, 1.0)]);
-    let mut run = store.begin_run().unwrap();
-    run.remove(1, 2).unwrap();
-    store.commit(run, 3, state(3)).unwrap();
-    assert_eq!(rows(&store), [row(1, 1, 2, 2.0), row(1, 3, 1, 1.0)]);
 }
 
 #[test]
