@@ -37,7 +37,7 @@ fn create(target: &Target<'_>, table: &v1::TableDescription) -> CommandOutcome {
     }
     let schema = Arc::new(schema);
     Arc::make_mut(&mut small.schemas).insert(number, Arc::clone(&schema));
-    target.rows.create_table(&schema, &small.schemas, target.index);
+    target.rows.create_table(&schema, &small.schemas);
     CommandOutcome::Done
 }
 

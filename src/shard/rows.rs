@@ -271,17 +271,12 @@ impl Rows {
         self.set.write()
     }
 
-    /// Makes a table, empty in memory. Rows that a flush before a crash wrote for it come from the store: entries up to
-    /// `complete_at` may be in there already.
-    pub(crate) fn create_table(&self, schema: &TableSchema, schemas: &Arc<Schemas>, index: u64) {
-        let table = if index > self.complete_at() {
-            Table::new(schema.shape())
-        } else {
-            Table::on_disk(schema.shape())
-        };
+    /// Makes a table, empty and whole. A flush before a crash may have written rows for it that the store's record does not know
+    /// of yet: whoever replays the entry that makes the table replays all of its rows too, and serves nobody meanwhile.
+    pub(crate) fn create_table(&self, schema: &TableSchema, schemas: &Arc<Schemas>) {
         {
             let mut set = self.set.write();
-            set.tables.insert(schema.number(), table);
+            set.tables.insert(schema.number(), Table::new(schema.shape()));
             set.account();
         }
         self.schemas.store(Arc::clone(schemas));

@@ -35,10 +35,7 @@ proptest! {
             machine.rows().let_go(10);
         }
         machine.run_scans();
-        let rows = machine.digest().expect("ready").1;
-        let mut beside = Digest::default();
-        beside.add_small_state(&machine.lock_small().small.encode());
-        let expected = rows.merge(beside);
+        let expected = with_small_state(machine);
         // The scrub entry takes the place of the next one; everything behind moves by one.
         let index = at as u64 + 1;
         apply(machine, command(index, ShardCommand::Scrub { scrub_id: 1_000_000 }.encode()));
@@ -132,12 +129,7 @@ fn a_row_that_leaves_and_comes_back_before_the_scan_looks_counts_once() {
     let machine = replica.machine();
     apply(machine, command(1, schema(2, false)));
     apply(machine, command(2, one(1, 1, 2, Operation::Gradient, &[(5, &[-1.0])])));
-    let mut expected = machine.digest().expect("ready").1;
-    expected = expected.merge({
-        let mut beside = Digest::default();
-        beside.add_small_state(&machine.lock_small().small.encode());
-        beside
-    });
+    let expected = with_small_state(machine);
     // Unflushed at the scrub; then flushed, let go of, read again as it was, and changed.
     apply(machine, command(3, ShardCommand::Scrub { scrub_id: 7 }.encode()));
     flush(machine);
@@ -145,4 +137,35 @@ fn a_row_that_leaves_and_comes_back_before_the_scan_looks_counts_once() {
     apply(machine, command(4, one(1, 2, 2, Operation::Gradient, &[(5, &[-1.0])])));
     machine.run_scans();
     assert_eq!(machine.scrub_result(7), Some(ScrubResult::Done { index: 3, digest: expected }));
+}
+
+#[test]
+fn a_row_that_changes_and_is_flushed_before_the_scan_looks_counts_as_it_was() {
+    let replica = Replica::new(1, KeyRange::ALL);
+    let machine = replica.machine();
+    apply(machine, command(1, schema(2, false)));
+    apply(machine, command(2, one(1, 1, 2, Operation::Gradient, &[(5, &[-1.0])])));
+    // On disk as it is at the scrub, in memory or not.
+    flush(machine);
+    let expected = with_small_state(machine);
+    for (in_memory, scrub) in [(true, 7), (false, 8)] {
+        let index = machine.applied().expect("some").index + 1;
+        if !in_memory {
+            machine.rows().let_go(1);
+        }
+        let expected = if in_memory { expected } else { with_small_state(machine) };
+        apply(machine, command(index, ShardCommand::Scrub { scrub_id: scrub }.encode()));
+        let push = one(1, scrub - 5, 2, Operation::Gradient, &[(5, &[-1.0])]);
+        apply(machine, command(index + 1, push));
+        flush(machine);
+        machine.run_scans();
+        assert_eq!(machine.scrub_result(scrub), Some(ScrubResult::Done { index, digest: expected }));
+    }
+}
+
+/// What a scrub of the stopped replica would find.
+fn with_small_state(machine: &ShardMachine) -> Digest {
+    let mut beside = Digest::default();
+    beside.add_small_state(&machine.lock_small().small.encode());
+    machine.digest().expect("ready").1.merge(beside)
 }
