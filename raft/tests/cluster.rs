@@ -52,7 +52,7 @@ async fn a_lost_leader_is_replaced_and_replays_when_it_returns() {
         cluster.add(GROUP, n).await;
     }
     let first = cluster.wait_leader(GROUP).await;
-    cluster.flush(first, GROUP);
+    cluster.flush(first, GROUP).await;
     for n in 51..=60 {
         cluster.add(GROUP, n).await;
     }
@@ -100,7 +100,7 @@ async fn a_follower_behind_the_purged_log_catches_up_by_snapshot() {
             (status.applied.map(|at| at.index) == applied && status.durable_index >= applied).then_some(())
         })
         .await;
-        cluster.flush(id, GROUP);
+        cluster.flush(id, GROUP).await;
         let purged = eventually("the log is purged", || handle.status().purged.filter(|at| *at > 20)).await;
         let kept = handle.log().bytes_since(purged);
         assert!(kept >= 64 * 1024, "only {kept} bytes of log were kept");

@@ -86,7 +86,7 @@ async fn flush_all(cluster: &Cluster, leader: u64) {
             (status.applied.map(|at| at.index) >= applied && status.durable_index >= applied).then_some(())
         })
         .await;
-        cluster.flush(*id, GROUP);
+        cluster.flush(*id, GROUP).await;
     }
 }
 

@@ -219,10 +219,14 @@ impl Cluster {
         .await
     }
 
-    /// Flushes a replica's state machine and lets the group purge.
-    pub fn flush(&self, id: u64, group: u64) {
-        let handle = self.group(id, group);
-        assert!(self.adder(id, group).flush(handle.status().durable_index), "the log is behind");
+    /// Flushes a replica's state machine and lets the group purge. A replica may apply what a quorum of others holds
+    /// before its own log does, so this waits for its log.
+    pub async fn flush(&self, id: u64, group: u64) {
+        let (handle, adder) = (self.group(id, group), self.adder(id, group));
+        eventually("the log holds what is applied", || {
+            adder.flush(handle.status().durable_index).then_some(())
+        })
+        .await;
         handle.flushed();
     }
 }
