@@ -154,7 +154,9 @@ impl Node {
         )
         .map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let block_cache_bytes = block_cache_bytes(config.memory_budget);
-        let rocks = RocksShared::new(RocksOptions { block_cache_bytes, ..RocksOptions::default() })?;
+        let compaction_bytes_per_s = config.compaction_bytes_per_s;
+        let rocks = RocksOptions { block_cache_bytes, compaction_bytes_per_s, ..RocksOptions::default() };
+        let rocks = RocksShared::new(rocks)?;
         let flusher =
             Flusher::start(Duration::from_millis(config.flush_interval_ms), config.flush_dirty_bytes)
                 .map_err(|source| NodeError::Io { path: data.clone(), source })?;

@@ -55,12 +55,16 @@ pub struct ServerConfig {
     pub election_max_ms: u64,
     /// Bytes of a log segment.
     pub log_segment_bytes: u64,
-    /// Recent log entries kept in memory, over all groups.
+    /// Recent log entries kept in memory, over all groups. The buffers that they were received in, which they keep alive, are up
+    /// to two and a half times as large.
     pub log_cache_bytes: u64,
     /// Log kept for followers that lag, per group, although the flush has passed it.
     pub log_retain_bytes: u64,
     /// Rows in memory, over all shards: above it rows that are not used leave, and come back from disk on use. 0: no limit.
     pub memory_budget: u64,
+    /// What compaction of all replicas together may write, at the most, in bytes a second. It writes less where there is little to
+    /// do, so as not to get in the way of the log.
+    pub compaction_bytes_per_s: u64,
     /// Log kept beyond `log_retain_bytes`, per group, behind a raft snapshot while it is being sent: less than is pushed in
     /// that time, and the receiver needs another one at once.
     pub log_hold_bytes: u64,
@@ -107,9 +111,10 @@ impl Default for ServerConfig {
             election_min_ms: 100,
             election_max_ms: 200,
             log_segment_bytes: 64 << 20,
-            log_cache_bytes: 256 << 20,
+            log_cache_bytes: 64 << 20,
             log_retain_bytes: 64 << 20,
             memory_budget: 0,
+            compaction_bytes_per_s: 256 << 20,
             log_hold_bytes: 2 << 30,
             flush_interval_ms: 2000,
             flush_dirty_bytes: 64 << 20,

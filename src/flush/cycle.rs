@@ -147,7 +147,7 @@ impl Cycle<'_> {
         let dirty = self.dirty_rows(number);
         let mut copies = Copies::default();
         for batch in dirty.chunks(ROWS_PER_LOCK) {
-            log.pace();
+            log.pace(run.bytes());
             copies.clear();
             if let Some(table) = self.machine.rows().read().table(number) {
                 table.flush_rows(batch, |key, header, floats| copies.push(key, header, floats));

@@ -13,9 +13,14 @@ pub trait DurableIndex: Send + Sync {
     /// Bytes of log behind `index`: what a restart would replay if nothing was flushed after it.
     fn bytes_since(&self, index: u64) -> u64;
 
+    /// How long the node's log has kept its disk busy, all in all.
+    fn disk_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Called between two batches of rows, with no lock of the rows held: the place to hold a flush back, and, in tests, to
-    /// apply entries in the middle of one.
-    fn pace(&self) {}
+    /// apply entries in the middle of one. The cycle has written so many bytes by then.
+    fn pace(&self, _written: u64) {}
 }
 
 /// How long a cycle waits for the log before it is put off.
@@ -31,5 +36,9 @@ impl DurableIndex for GroupLog {
 
     fn bytes_since(&self, index: u64) -> u64 {
         GroupLog::bytes_since(self, index)
+    }
+
+    fn disk_time(&self) -> Duration {
+        GroupLog::disk_time(self)
     }
 }

@@ -1,8 +1,11 @@
 //! The thread that flushes: one per node, over all its replicas, one cycle at a time.
 //!
-//! A replica is due when its last cycle is older than the interval, or earlier when it has many dirty bytes or much log
-//! behind its last flush. A cycle that took long makes the next one wait ten times as long: flushing takes a tenth of the
-//! thread's time at most, unless memory or log press.
+//! A replica is due when its last cycle is older than the interval (five intervals, when its log has hardly grown since: the
+//! replay would be over in a moment), or earlier when it has many dirty bytes or much log behind its last flush. A cycle that
+//! took long makes the next one wait ten times as long: flushing takes a tenth of the thread's time at most, unless memory or
+//! log press. How fast a cycle writes is the `pacer`'s to say.
+//!
+//! Now and then, and at its end, the thread also has each replica remember which rows are hot.
 //!
 //! Invariants:
 //! - the thread is owned and joined; a replica that was removed is not flushed any more when `remove` returns;
@@ -16,12 +19,20 @@ use std::time::{Duration, Instant};
 use evershard_storage::log::stop_process;
 use parking_lot::{Condvar, Mutex};
 
+use super::pacer::{self, Paced};
 use super::{DurableIndex, flush_replica};
 use crate::shard::ShardMachine;
 use crate::telemetry::metric_definitions as metric;
 
 /// Log bytes behind the last flush that make a replica due at once: what a restart has to replay.
 const LOG_BYTES_MAX: u64 = 256 << 20;
+/// Less log than this behind the last flush is replayed in a moment.
+const LOG_BYTES_FEW: u64 = 1 << 20;
+/// How many intervals a flush may wait then.
+const INTERVALS_MAX: u32 = 5;
+/// How often a replica remembers which of its rows are hot, and how many times as long as that took it rests at least.
+const REMEMBER: Duration = Duration::from_secs(60);
+const REMEMBER_REST: u32 = 100;
 /// How often the thread looks who is due.
 const LOOK: Duration = Duration::from_millis(100);
 /// After a cycle that was put off.
@@ -52,6 +63,8 @@ struct ReplicaState {
     ended: Instant,
     took: Duration,
     put_off: bool,
+    /// When the hot rows are to be remembered next.
+    remember_at: Instant,
 }
 
 #[derive(Default)]
@@ -108,6 +121,7 @@ impl Flusher {
             ended: Instant::now(),
             took: Duration::ZERO,
             put_off: false,
+            remember_at: Instant::now() + REMEMBER,
         };
         self.shared.state.lock().replicas.push(Arc::new(Replica {
             machine,
@@ -163,22 +177,34 @@ fn run(shared: &Shared) {
             if !state.stopping {
                 shared.roused.wait_for(&mut state, LOOK);
             }
-            if state.stopping {
-                return;
-            }
             state.replicas.clone()
         };
-        for replica in replicas {
-            if shared.state.lock().stopping {
-                return;
+        let dirty = replicas.iter().map(|replica| replica.machine.dirty_bytes()).sum();
+        let rate = pacer::rate(dirty, shared.interval);
+        for replica in &replicas {
+            if shared.is_stopping() {
+                break;
             }
-            if shared.is_due(&replica) && replica.begin() {
-                let failed = replica.flush();
+            if shared.is_due(replica) && replica.begin() {
+                let failed = replica.flush(shared, rate);
                 replica.end();
                 if failed {
-                    shared.state.lock().replicas.retain(|other| !Arc::ptr_eq(other, &replica));
+                    shared.state.lock().replicas.retain(|other| !Arc::ptr_eq(other, replica));
                 }
             }
+            if replica.state.lock().remember_at <= Instant::now() && replica.begin() {
+                replica.remember_hottest();
+                replica.end();
+            }
+        }
+        if shared.is_stopping() {
+            for replica in replicas {
+                if replica.begin() {
+                    replica.remember_hottest();
+                    replica.end();
+                }
+            }
+            return;
         }
     }
 }
@@ -192,9 +218,31 @@ impl Shared {
         if put_off && age < RETRY {
             return false;
         }
-        age >= self.interval.max(took * REST)
+        let log_bytes = replica.log.bytes_since(replica.machine.flushed_index());
+        let intervals = if log_bytes < LOG_BYTES_FEW { INTERVALS_MAX } else { 1 };
+        age >= (self.interval * intervals).max(took * REST)
             || replica.machine.dirty_bytes() >= self.dirty_bytes_max.min(replica.dirty_share())
-            || replica.log.bytes_since(replica.machine.flushed_index()) >= LOG_BYTES_MAX
+            || log_bytes >= LOG_BYTES_MAX
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.state.lock().stopping
+    }
+
+    /// Waits, at most until the flusher is to end.
+    fn wait(&self, pause: Duration) {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.roused.wait_for(&mut state, pause);
+        }
+    }
+
+    /// Whether a replica's flush has no time to lose: half way to where it would be due at once, or its end is waited for.
+    fn is_pressed(&self, replica: &Replica) -> bool {
+        self.is_stopping()
+            || replica.state.lock().removed
+            || replica.machine.dirty_bytes() >= self.dirty_bytes_max.min(replica.dirty_share()) / 2
+            || replica.log.bytes_since(replica.machine.flushed_index()) >= LOG_BYTES_MAX / 2
     }
 }
 
@@ -216,14 +264,25 @@ impl Replica {
         self.idle.notify_all();
     }
 
-    /// One cycle; true when it is the last.
-    fn flush(&self) -> bool {
+    /// Has the replica remember which of its rows are hot. That it could not costs no more than a slower start.
+    fn remember_hottest(&self) {
         let began = Instant::now();
-        let result = flush_replica(&self.machine, &*self.log);
+        if let Err(error) = self.machine.rows().remember_hottest() {
+            tracing::debug!(%error, "hot rows are not remembered");
+        }
+        self.state.lock().remember_at = Instant::now() + REMEMBER.max(began.elapsed() * REMEMBER_REST);
+    }
+
+    /// One cycle; true when it is the last.
+    fn flush(&self, shared: &Shared, rate: f64) -> bool {
+        let began = Instant::now();
+        let (hurry, wait) = (|| shared.is_pressed(self), |pause| shared.wait(pause));
+        let log = Paced::new(&*self.log, rate, &hurry, &wait);
+        let result = flush_replica(&self.machine, &log);
         {
             let mut state = self.state.lock();
             state.ended = Instant::now();
-            state.took = began.elapsed();
+            state.took = began.elapsed().saturating_sub(log.paused());
             state.put_off = result.is_err();
         }
         match result {

@@ -16,6 +16,7 @@
 mod cycle;
 mod durable_index;
 mod flusher;
+mod pacer;
 
 pub use cycle::{FlushReport, flush_replica};
 pub use durable_index::DurableIndex;

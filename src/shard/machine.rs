@@ -78,6 +78,8 @@ pub struct ShardMachine {
     local_scans: AtomicU64,
     /// The warm-up has begun, or is not wanted.
     warmed: AtomicBool,
+    /// As `warmed`, of the rows that were used most.
+    hottest_warmed: AtomicBool,
     broken: AtomicBool,
 }
 
@@ -115,6 +117,7 @@ impl ShardMachine {
             prefetches: options.prefetches,
             local_scans: AtomicU64::new(0),
             warmed: AtomicBool::new(false),
+            hottest_warmed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         })
     }
@@ -220,6 +223,14 @@ impl ShardMachine {
         self.rows.run_scan(go_on)
     }
 
+    /// Brings the rows that were used most before the last stop to memory, on this thread: once after every opening and install,
+    /// as soon as the replica is ready. `go_on` is asked between batches.
+    pub fn warm_hottest(&self, go_on: &mut dyn FnMut() -> bool) {
+        if self.ready() && !self.hottest_warmed.swap(true, Ordering::AcqRel) {
+            self.rows.warm_hottest(go_on);
+        }
+    }
+
     /// Brings rows to memory, as many as fit, and counts them: once after every opening and install, as soon as the replica is
     /// ready. Begins a scan, which is then among those that are pending; false when it is not the time.
     pub fn warm_up(&self) -> bool {
@@ -294,6 +305,7 @@ impl ShardMachine {
 
     /// A snapshot was installed: rows are on disk, and come to memory by another warm-up.
     pub(super) fn warm_up_again(&self) {
+        self.hottest_warmed.store(false, Ordering::Release);
         self.warmed.store(false, Ordering::Release);
     }
 

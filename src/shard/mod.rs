@@ -13,6 +13,7 @@
 
 mod cold;
 mod error;
+mod hot_rows;
 mod machine;
 mod prefetcher;
 mod recovery;

@@ -96,9 +96,12 @@ fn run(shared: &Shared) {
             state.replicas.retain(|machine| machine.strong_count() > 0);
             state.replicas.clone()
         };
-        // Replica by replica: two at a time would only fight over the disk.
+        let mut go_on = || !shared.state.lock().stopping;
+        // Replica by replica: two at a time would only fight over the disk. First what all of them need most.
+        for machine in replicas.iter().filter_map(Weak::upgrade) {
+            machine.warm_hottest(&mut go_on);
+        }
         for machine in replicas {
-            let mut go_on = || !shared.state.lock().stopping;
             while let Some(machine) = machine.upgrade() {
                 machine.warm_up();
                 if !go_on() || !machine.run_scan(&mut go_on) {

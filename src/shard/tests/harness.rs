@@ -96,7 +96,7 @@ impl<F: FnMut() + Send> DurableIndex for Log<F> {
         0
     }
 
-    fn pace(&self) {
+    fn pace(&self, _: u64) {
         (self.between.lock())();
     }
 }

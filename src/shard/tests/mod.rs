@@ -5,6 +5,7 @@ mod cold;
 mod concurrent;
 mod crash;
 mod harness;
+mod hot;
 mod reference;
 mod script;
 mod scrub;

@@ -185,6 +185,12 @@ impl GroupLog {
         self.group.durable_changes()
     }
 
+    /// How long the node's log has written and synced since it was opened, over all groups: two looks tell how busy it keeps its
+    /// disk.
+    pub fn disk_time(&self) -> Duration {
+        self.shared.stall.disk_time()
+    }
+
     /// Bytes of the log after `index`.
     pub fn bytes_since(&self, index: u64) -> u64 {
         self.group.lock().bytes_since(index)

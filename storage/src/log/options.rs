@@ -66,7 +66,7 @@ impl LogOptions {
         LogOptions {
             directory: directory.into(),
             segment_bytes: 64 << 20,
-            cache_bytes: 256 << 20,
+            cache_bytes: 64 << 20,
             queue_bytes_max: 64 << 20,
             batch_bytes_max: 8 << 20,
             durability: Durability::Fsync,

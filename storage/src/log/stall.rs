@@ -1,8 +1,10 @@
-//! How long the write or sync in progress has taken: a hung disk shows here, though nothing fails.
+//! How long the write or sync in progress has taken: a hung disk shows here, though nothing fails. And how long all of the writer's
+//! have taken together: how busy the log keeps its disk.
 //!
-//! Not here: what follows from it (a leader on a hung disk gives way: the server's).
+//! Not here: what follows from it (a leader on a hung disk gives way, a flush leaves the disk to the log: the server's).
 
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Who does I/O.
@@ -16,6 +18,8 @@ pub(super) enum Who {
 #[derive(Debug, Default)]
 pub(super) struct Stall {
     since: [Mutex<Option<Instant>>; 2],
+    /// Nanoseconds of the writer's I/O that has ended.
+    writing: AtomicU64,
 }
 
 impl Stall {
@@ -24,8 +28,17 @@ impl Stall {
         let since = &self.since[who as usize];
         *since.lock() = Some(Instant::now());
         let result = act();
-        *since.lock() = None;
+        let began = since.lock().take();
+        if let Some(began) = began.filter(|_| who == Who::Writer) {
+            // Fits for five hundred years.
+            self.writing.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
         result
+    }
+
+    /// How long the writer's I/O has taken since the log was opened, without what is in progress.
+    pub(super) fn disk_time(&self) -> Duration {
+        Duration::from_nanos(self.writing.load(Ordering::Relaxed))
     }
 
     /// The age of the oldest I/O in progress.

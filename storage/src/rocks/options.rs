@@ -27,6 +27,10 @@ pub struct RocksOptions {
     pub run_file_bytes_max: u64,
     /// Files of this size come out of compaction.
     pub file_bytes: u64,
+    /// Bytes a second that compaction of all replicas together may write at the most. What it may write at the moment lies between a
+    /// twentieth of this and this, by how much there is to do: so that it writes evenly, not in bursts that the log's syncs wait
+    /// behind.
+    pub compaction_bytes_per_s: u64,
 }
 
 impl Default for RocksOptions {
@@ -37,6 +41,7 @@ impl Default for RocksOptions {
             open_files_per_replica: 128,
             run_file_bytes_max: 256 << 20,
             file_bytes: 64 << 20,
+            compaction_bytes_per_s: 256 << 20,
         }
     }
 }
@@ -48,6 +53,8 @@ pub struct RocksShared {
     env: Env,
     cache: Cache,
     write_buffers: WriteBufferManager,
+    /// Has what copies of it share: the limit to what compaction writes.
+    base: Options,
     /// Files of sorted runs.
     run: Arc<Options>,
 }
@@ -72,7 +79,11 @@ impl RocksShared {
         let cache = Cache::new_lru_cache(options.block_cache_bytes);
         let write_buffers =
             WriteBufferManager::new_write_buffer_manager_with_cache(8 << 20, false, cache.clone());
-        let mut shared = Self { options, env, cache, write_buffers, run: Arc::new(Options::default()) };
+        let mut base = Options::default();
+        let rate = i64::try_from(options.compaction_bytes_per_s).unwrap_or(i64::MAX);
+        base.set_auto_tuned_ratelimiter(rate.max(1 << 20), 100_000, 10);
+        let run = Arc::new(Options::default());
+        let mut shared = Self { options, env, cache, write_buffers, base, run };
         let mut run = shared.database(false, &ReplayedTo::default());
         // A run is compacted soon, and floats hardly compress: no time for it where training competes for the processor.
         run.set_compression_type(DBCompressionType::None);
@@ -98,7 +109,7 @@ impl RocksShared {
 
     /// Options of one replica's database.
     pub(super) fn database(&self, create: bool, replayed_to: &ReplayedTo) -> Options {
-        let mut options = Options::default();
+        let mut options = self.base.clone();
         options.create_if_missing(create);
         options.set_compaction_filter_factory(OldTombstones(replayed_to.clone()));
         // Counters only: they say what compaction writes.

@@ -40,7 +40,7 @@ mod tests;
 
 pub use dirty::SlotSet;
 pub use flush::{DirtyRow, FlushCursor};
-pub use residency::{AllDepartures, Departures};
+pub use residency::{AllDepartures, Departures, UsedRow};
 pub use row::{RowHeader, RowMut, RowRef, RowShape};
 pub use slot::Slot;
 

@@ -84,6 +84,12 @@ impl Residency {
         self.uses.capacity() + self.departures.capacity() * size_of::<u32>()
     }
 
+    /// A slot's count.
+    fn uses(&self, number: u32) -> u8 {
+        let (byte, shift) = place(number);
+        self.uses.get(byte).map_or(0, |uses| uses.load(Relaxed) >> shift & USES_MAX)
+    }
+
     /// Takes one off the count of a slot; answers whether it was 0.
     fn pass(&mut self, number: u32) -> bool {
         let (byte, shift) = place(number);
@@ -184,6 +190,22 @@ impl Table {
         self.arena.trim()
     }
 
+    /// Adds the live rows among the next `slots_max` slots from `first` on that were used lately; answers where to go on, `None` at
+    /// the end. For whoever remembers what is hot.
+    pub fn used_rows(&self, first: u32, slots_max: u32, found: &mut Vec<UsedRow>) -> Option<u32> {
+        let end = first.saturating_add(slots_max).min(self.arena.used());
+        for number in first..end {
+            let uses = self.residency.uses(number);
+            if uses > 0
+                && let Some((key, row)) = self.row_at(number)
+                && !row.is_tombstone()
+            {
+                found.push(UsedRow { uses, version: row.header.version, key });
+            }
+        }
+        (end < self.arena.used()).then_some(end)
+    }
+
     /// Slots in a piece of memory: what [`Table::give_back`] gives back.
     #[must_use]
     pub fn slots_per_piece(&self) -> u32 {
@@ -216,6 +238,17 @@ impl Table {
         self.residency.whole &= is_tombstone;
         true
     }
+}
+
+/// A row by how much it is used: the hottest is the greatest. Of rows that are used as much, the one that changed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsedRow {
+    /// Its use count.
+    pub uses: u8,
+    /// The last entry that changed it.
+    pub version: u64,
+    /// Its key.
+    pub key: u64,
 }
 
 /// What [`Table::all_departures`] saw.

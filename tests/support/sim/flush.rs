@@ -91,7 +91,7 @@ impl DurableIndex for PacedLog {
         self.0.bytes_since(index)
     }
 
-    fn pace(&self) {
+    fn pace(&self, _: u64) {
         stop(Stop::Batch);
     }
 }
