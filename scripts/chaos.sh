@@ -7,7 +7,10 @@ source "$(dirname "$0")/common.sh"
 scripts/setup.sh test
 use_rocksdb
 export EVERSHARD_KILLS="${EVERSHARD_KILLS:-200}" EVERSHARD_TEST_POWER_CUTS="${EVERSHARD_TEST_POWER_CUTS:-30}"
-run() { cargo nextest run --locked --profile chaos --features failpoints -p evershard "$@"; }
+# With the same features as `make test`, so that nothing is built twice.
+run() {
+    cargo nextest run --locked --profile chaos --workspace --exclude evershard-python --features evershard/failpoints "$@"
+}
 say "$EVERSHARD_KILLS kills under load; about $((EVERSHARD_KILLS * 3 / 60 + 1)) minutes"
 run --test kill_leader
 say "$EVERSHARD_TEST_POWER_CUTS power cuts on one node, and as many on all; about $((EVERSHARD_TEST_POWER_CUTS / 6 + 1)) minutes"

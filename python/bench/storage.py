@@ -3,6 +3,8 @@
 - budget: pull, push and step of one node (R = 1, fsync) when 100, 50, 20 and 10 % of a table's rows fit its memory budget, with ids
   drawn from Zipf 1.05 and uniformly; memory a row; disk bytes written per pushed byte.
 - restart: from the start of the process of a killed node to its first answered pull, for tables of several sizes.
+- snapshot: how fast a replica of some GiB is sent to a node that lacks it, and what becomes of pushes meanwhile (R = 3, fsync).
+- hours: the resident memory of a node while a table of five times its budget is pushed and pulled, sampled until the time is over.
 
 Rates are medians of several runs by `bin/evershard-bench`, over real sockets, against `bin/evershard dev`. Nothing is asserted.
 """
@@ -29,11 +31,11 @@ ROW_BYTES = 2 * DIM * 4 + 36
 
 
 class Dev:
-    """A cluster of one node in a folder."""
+    """A cluster in a folder."""
 
-    def __init__(self, folder: pathlib.Path, shards: int, *flags: str):
+    def __init__(self, folder: pathlib.Path, shards: int, *flags: str, nodes: int = 1):
         self.folder = folder
-        command = [BIN / "evershard", "dev", "--nodes", "1", "--shards", str(shards), "--dir", folder]
+        command = [BIN / "evershard", "dev", "--nodes", str(nodes), "--shards", str(shards), "--dir", folder]
         self.process = subprocess.Popen(
             [*map(str, command), "--", *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -50,9 +52,9 @@ class Dev:
     def pid(self) -> int:
         return int((self.folder / "node-1" / "pid").read_text())
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, node: int = 1) -> dict[str, float]:
         """Sums over labels, and each part of what was written."""
-        log = (self.folder / "node-1" / "log").read_text()
+        log = (self.folder / f"node-{node}" / "log").read_text()
         http = re.findall(r"http[\"=: ]+(127\.0\.0\.1:\d+)", re.sub(r"\x1b\[[0-9;]*m", "", log))[-1]
         found: dict[str, float] = {}
         for line in urllib.request.urlopen(f"http://{http}/metrics").read().decode().splitlines():
@@ -66,6 +68,13 @@ class Dev:
         status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) << 10
 
+    def control(self, *command: str) -> None:
+        subprocess.run([str(BIN / "evershard"), "dev", "--dir", str(self.folder), *command], stdout=subprocess.DEVNULL, check=True)
+
+    def ask(self, *command: str) -> dict:
+        whole = [BIN / "evershardctl", "--endpoints", self.endpoints, "--output", "json", *command]
+        return json.loads(subprocess.run(list(map(str, whole)), stdout=subprocess.PIPE, text=True, check=True).stdout)
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(60)
@@ -76,11 +85,6 @@ def bench(dev: Dev, rows: int, zipf: float, cases: str, seconds: float, repeats:
     command += ["--rows", rows, "--zipf", zipf, "--batches", 2000, "--seconds", seconds, "--repeats", repeats, "--json"]
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def show_table(dev: Dev) -> dict:
-    command = [BIN / "evershardctl", "--endpoints", dev.endpoints, "--output", "json", "table", "show", "bench-adagrad"]
-    return json.loads(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def budget(args, folder: pathlib.Path) -> None:
@@ -99,7 +103,7 @@ def budget(args, folder: pathlib.Path) -> None:
                 grown = lambda name: after.get(name, 0.0) - before.get(name, 0.0)
                 pushed = max(grown("evershard_push_bytes_total"), 1.0)
                 parts = [grown(f'evershard_disk_written_bytes_total{{part="{part}"}}') / pushed for part in ("log", "flush", "compaction")]
-                shown = show_table(dev)
+                shown = dev.ask("table", "show", "bench-adagrad")
                 print(
                     f"{percent:>8}% {zipf:>5} {rates['pull']:>8.0f} {rates['push']:>8.0f} {rates['step']:>8.0f} "
                     f"{shown['overhead_bytes_per_row']:>6.1f} {dev.rss() / 2**20:>8.0f} {parts[0]:>6.2f} {parts[1]:>6.2f} {parts[2]:>7.2f}",
@@ -137,9 +141,59 @@ def restart(args, folder: pathlib.Path) -> None:
             shutil.rmtree(home, ignore_errors=True)
 
 
+def snapshot(args, folder: pathlib.Path) -> None:
+    print("snapshot: a follower comes back after the log behind it is gone; pushes of 1 worker, R = 3, fsync, one shard, in thousand rows/s")
+    print(f"{'GiB':>5} {'seconds':>8} {'MiB/s':>7} {'before':>8} {'during':>8} {'part':>6}")
+    size = args.snapshot_gib
+    rows = int(size * 2**30 / ROW_BYTES)
+    home = folder / "snapshot"
+    dev = Dev(home, 1, "--log-retain-bytes", str(16 << 20), nodes=3)
+    try:
+        pushes = lambda seconds: bench(dev, rows, 1.05, "push", seconds, 1)[0]["rows_per_s"] / 1e3
+        pushes(1.0)
+        leader = dev.ask("shard", "list")["shards"][0]["leader"]
+        away = next(node for node in (3, 2) if node != leader)
+        dev.control("kill-node", str(away))
+        received = lambda: sum(dev.metrics(node).get('evershard_snapshot_bytes_total{kind="sent"}', 0.0) for node in (1, 2, 3) if node != away)
+        # Two flushes later the log behind the follower is gone.
+        pushes(10.0)
+        before = pushes(10.0)
+        dev.control("start-node", str(away))
+        began, first = time.monotonic(), received()
+        during, sent = [], first
+        while sent - first < 0.98 * rows * (ROW_BYTES - 16) and time.monotonic() - began < args.snapshot_patience:
+            during.append(pushes(3.0))
+            sent = received()
+        took = time.monotonic() - began
+        mean = sum(during) / max(len(during), 1)
+        print(f"{(sent - first) / 2**30:>5.2f} {took:>8.1f} {(sent - first) / 2**20 / took:>7.0f} {before:>8.0f} {mean:>8.0f} {mean / before:>6.2f}", flush=True)
+    finally:
+        dev.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def hours(args, folder: pathlib.Path) -> None:
+    limit = args.rows * ROW_BYTES // 5
+    print(f"hours: {args.rows} rows x {DIM} Adagrad, a budget of {limit >> 20} MiB, steps of 1 worker, Zipf 1.05 and uniform in turn, for {args.hours} h")
+    print(f"{'minute':>6} {'krows/s':>8} {'used MiB':>9} {'RSS MiB':>8} {'RSS - 1.2 x budget':>19}")
+    home = folder / "hours"
+    dev = Dev(home, 4, "--memory-budget", str(limit))
+    try:
+        began, turn = time.monotonic(), 0
+        while time.monotonic() - began < args.hours * 3600:
+            rate = bench(dev, args.rows, (1.05, 0.0)[turn % 2], "step", 30.0, 1)[0]["rows_per_s"] / 1e3
+            used, rss = dev.metrics()["evershard_memory_used_bytes"] / 2**20, dev.rss() / 2**20
+            minute = (time.monotonic() - began) / 60
+            print(f"{minute:>6.1f} {rate:>8.0f} {used:>9.0f} {rss:>8.0f} {rss - 1.2 * limit / 2**20:>19.0f}", flush=True)
+            turn += 1
+    finally:
+        dev.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="budget,restart", help="budget, restart (default: both)")
+    parser.add_argument("--parts", default="budget,restart,snapshot", help="budget, restart, snapshot, hours (default: all but hours)")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--percent", type=int, nargs="+", default=[100, 50, 20, 10])
     parser.add_argument("--zipf", type=float, nargs="+", default=[1.05, 0.0])
@@ -147,6 +201,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--gib", type=float, nargs="+", default=[1.0, 4.0, 10.0])
     parser.add_argument("--restart-shards", type=int, default=1)
+    parser.add_argument("--snapshot-gib", type=float, default=5.0)
+    parser.add_argument("--snapshot-patience", type=float, default=300.0, help="seconds after which a transfer is given up")
+    parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--dir", help="where clusters live while they are measured (default: a temporary folder)")
     args = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="evershard-bench-", dir=args.dir))
@@ -155,6 +212,10 @@ def main() -> None:
             budget(args, folder)
         if "restart" in args.parts:
             restart(args, folder)
+        if "snapshot" in args.parts:
+            snapshot(args, folder)
+        if "hours" in args.parts:
+            hours(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

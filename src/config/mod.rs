@@ -62,8 +62,7 @@ pub struct ServerConfig {
     pub log_retain_bytes: u64,
     /// Rows in memory, over all shards: above it rows that are not used leave, and come back from disk on use. 0: no limit.
     pub memory_budget: u64,
-    /// What compaction of all replicas together may write, at the most, in bytes a second. It writes less where there is little to
-    /// do, so as not to get in the way of the log.
+    /// What compaction of all replicas together may write, at the most, in bytes a second, so as not to get in the way of the log.
     pub compaction_bytes_per_s: u64,
     /// Log kept beyond `log_retain_bytes`, per group, behind a raft snapshot while it is being sent: less than is pushed in
     /// that time, and the receiver needs another one at once.
