@@ -137,7 +137,18 @@ async fn a_full_disk_loses_its_leaderships_and_pushes_go_on() {
     wait_progress(&run.pushers, 50).await;
     run.assert_running();
     let status = run.cluster.status(VICTIM).await.unwrap();
-    assert!(status.replicas.iter().all(|r| r.role == "follower"), "it follows, and votes: {status:?}");
+    assert!(status.replicas.iter().all(|r| r.role == "follower"), "it follows: {status:?}");
+    // And it votes, because what it has left was kept from pushes: with the leader gone, only its vote makes another.
+    for shard in run.cluster.shards() {
+        run.cluster.transfer(shard, 2).await;
+    }
+    run.cluster.kill(2);
+    for shard in run.cluster.shards() {
+        assert_eq!(run.cluster.leader_of(shard).await, 3);
+    }
+    run.cluster.restart(2);
+    wait_progress(&run.pushers, 20).await;
+    run.assert_running();
 
     run.disks[0].empty();
     run.wait_low(VICTIM, false).await;
@@ -208,6 +219,40 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
     .await;
     let row = run.table.pull(&[id]).await.unwrap();
     assert_eq!(row, vec![-(seq as f32); DIM]);
+    run.finish().await;
+}
+
+/// A node below its mark votes, but where another could lead it does not even try: leaders die again and again, and it never
+/// has a leadership to give away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_stands_for_no_election() {
+    let Some(mut run) = Run::start(&[VICTIM]).await else { return };
+    run.disks[0].fill(4 * MIB);
+    run.wait_low(VICTIM, true).await;
+    run.wait_led_by_others().await;
+    run.cluster.wait_caught_up().await;
+    let handed_over = |run: &Run| {
+        let log = std::fs::read_to_string(run.cluster.node(VICTIM).log()).unwrap();
+        log.matches("the disk is full: leadership is handed over").count()
+    };
+    let before = handed_over(&run);
+    for turn in 0..6 {
+        let (dies, lives) = if turn % 2 == 0 { (2, 3) } else { (3, 2) };
+        for shard in run.cluster.shards() {
+            run.cluster.transfer(shard, dies).await;
+        }
+        run.cluster.kill(dies);
+        for shard in run.cluster.shards() {
+            assert_eq!(run.cluster.leader_of(shard).await, lives, "shard {shard}");
+        }
+        wait_progress(&run.pushers, 5).await;
+        run.cluster.restart(dies);
+        run.cluster.wait_ready().await;
+        run.cluster.wait_caught_up().await;
+    }
+    assert_eq!(handed_over(&run), before, "it led: {}", run.cluster.node(VICTIM).log_tail());
+    run.disks[0].empty();
+    run.wait_low(VICTIM, false).await;
     run.finish().await;
 }
 
