@@ -343,6 +343,11 @@ fn an_install_syncs_what_counts_before_it_counts() {
     let folder = tempfile::tempdir().unwrap();
     prepare_install(folder.path());
     let replica = folder.path().join("replica");
+    let entries = std::fs::read_dir(&replica).unwrap().map(|entry| entry.unwrap().path());
+    let is_rocks = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("rocks-");
+    let [old] = <[PathBuf; 1]>::try_from(entries.filter(is_rocks).collect::<Vec<_>>()).expect("one RocksDB");
+    let received = folder.path().join("links/rocks");
+    let mut moved_to: Option<PathBuf> = None;
     let mut dirty = syscalls::Dirty::default();
     // As it was received: nobody has synced anything.
     for place in ["links", "links/rocks"] {
@@ -357,21 +362,26 @@ fn an_install_syncs_what_counts_before_it_counts() {
         if let syscalls::Call::Rename(_, to) = call
             && *to == replica.join("meta")
         {
-            let rocks = replica.join("rocks-0000000000000001");
+            let rocks = moved_to.as_ref().expect("what was received is in its place before the record");
             let lost: Vec<_> = dirty
                 .0
                 .iter()
-                .filter(|path| path.starts_with(&rocks) || **path == replica.join("meta.tmp"))
+                .filter(|path| path.starts_with(rocks) || **path == replica.join("meta.tmp"))
                 .collect();
             assert!(lost.is_empty(), "not synced when the record is there: {lost:?}");
             swapped = true;
         }
-        let old = replica.join("rocks-0000000000000000");
         if let syscalls::Call::Remove(path) = call
             && path.starts_with(&old)
             && !is_durable
         {
             removed_before.push(path.clone());
+        }
+        if let syscalls::Call::Rename(from, to) = call
+            && *from == received
+        {
+            assert_ne!(*to, old);
+            moved_to = Some(to.clone());
         }
         dirty.follow(call);
         is_durable |= swapped && !dirty.0.contains(&replica);
