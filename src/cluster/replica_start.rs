@@ -18,6 +18,7 @@ use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
 use super::error::NodeError;
 use super::identity::{Identity, ListedReplica};
 use super::node::Node;
+use super::recoveries::GIVEN_UP;
 use super::replicas::{MetaReplica, Quarantined, ShardReplica};
 use crate::ingest::SequenceDoor;
 use crate::meta::MetaMachine;
@@ -90,6 +91,7 @@ impl Node {
         // Opened again after it halted, or could not be opened at first: this process made its log.
         let has_log = self.found_logs.contains(&key) || self.made_logs.lock().contains(&key);
         let lost = match self.lost_logs.get(&key) {
+            _ if self.is_given_up(listed.replica) => Some(GIVEN_UP.to_owned()),
             _ if listed.damaged => Some("it was found damaged before".to_string()),
             Some(reason) => Some(format!("its log is damaged: {reason}")),
             None if listed.started && !has_log => Some("its log is gone".to_string()),
@@ -293,7 +295,10 @@ impl Node {
         is_over
     }
 
-    fn change_identity(&self, change: impl FnOnce(&Identity) -> Identity) -> Result<(), NodeError> {
+    pub(super) fn change_identity(
+        &self,
+        change: impl FnOnce(&Identity) -> Identity,
+    ) -> Result<(), NodeError> {
         let mut identity = self.identity.lock();
         let known = identity.as_ref().ok_or(NodeError::NoCluster { node: self.config.node_id })?;
         let changed = change(known);
@@ -302,7 +307,7 @@ impl Node {
         Ok(())
     }
 
-    fn directory_of(&self, listed: ListedReplica) -> PathBuf {
+    pub(super) fn directory_of(&self, listed: ListedReplica) -> PathBuf {
         self.config.data.join("replicas").join(format!("{}-{}", listed.group, listed.replica))
     }
 
@@ -317,7 +322,7 @@ impl Node {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<T, NodeError> {

@@ -40,6 +40,7 @@ impl Node {
             replicas,
             software_version: env!("CARGO_PKG_VERSION").into(),
             ready: self.readiness.problem().is_none(),
+            given_up: self.given_up(),
             disk: Some(self.disk.status(self.config.node_id)),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }
