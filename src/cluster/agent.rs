@@ -213,18 +213,34 @@ impl Node {
             return;
         }
         let listed = self.listed();
+        let is_placed =
+            |replica: &u64| state.groups.iter().flat_map(|g| &g.replicas).any(|r| r.replica == *replica);
+        self.not_in_place.lock().retain(|replica, _| is_placed(replica));
         for group in &state.groups {
             for placed in group.replicas.iter().filter(|r| r.node == self.config.node_id) {
                 let known = listed.iter().find(|r| r.replica == placed.replica).copied();
-                if let Err(error) = self.place_replica(group, placed, known).await {
-                    tracing::warn!(group = group.group, replica = placed.replica, %error, "a replica is not in place yet");
-                }
+                let problem =
+                    self.place_replica(group, placed, known).await.err().map(|error| error.to_string());
+                self.say_once(group.group, placed.replica, problem);
             }
         }
         for held in listed.into_iter().filter(|r| self.is_replaced(&state, r)) {
             if let Err(error) = self.destroy_replica(held).await {
                 tracing::error!(group = held.group, replica = held.replica, %error, "a replaced replica is not deleted");
             }
+        }
+    }
+
+    /// What keeps a replica from its place is looked at many times a second, and said when it changes.
+    fn say_once(&self, group: u64, replica: u64, problem: Option<String>) {
+        let mut said = self.not_in_place.lock();
+        let Some(problem) = problem else {
+            said.remove(&replica);
+            return;
+        };
+        if said.get(&replica) != Some(&problem) {
+            tracing::warn!(group, replica, error = problem, "a replica is not in place yet");
+            said.insert(replica, problem);
         }
     }
 

@@ -100,6 +100,8 @@ pub struct Node {
     pub recovery: RecoveryEpoch,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
     pub(super) leases: Leases,
+    /// What last kept each replica from its place.
+    pub(super) not_in_place: Mutex<HashMap<u64, String>>,
     /// When to try again to start replicas that could not be opened.
     pub(super) start_again_at: Mutex<HashMap<u64, Instant>>,
     /// One replica is made, opened or destroyed at a time.
@@ -191,6 +193,7 @@ impl Node {
             heard: Mutex::default(),
             registry: OnceLock::new(),
             leases: Leases::default(),
+            not_in_place: Mutex::default(),
             start_again_at: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             mirrored: RwLock::new(Arc::new(MetaState::default())),

@@ -248,11 +248,7 @@ impl Node {
             self.flusher.remove(listed.group, listed.replica);
             self.replicas.quarantine(Quarantined { listed, reason, is_lost: false });
         }
-        for found in self.replicas.quarantined().into_iter().filter(|q| q.is_lost && !q.listed.damaged) {
-            if let Err(error) = self.lose(found.listed, found.reason).await {
-                tracing::error!(group = found.listed.group, %error, "a lost replica could not be written down as lost");
-            }
-        }
+        self.write_down_lost().await;
         // A quarantined replica's group must not go on voting.
         let Ok(registry) = self.registry() else { return };
         for found in self.replicas.quarantined() {
@@ -266,6 +262,25 @@ impl Node {
             } else if !found.is_lost && self.has_rested(found.listed.replica) {
                 // From here on it is one of those that are still to be started.
                 self.replicas.remove(found.listed);
+            }
+        }
+    }
+
+    /// That a replica is lost must outlive this process, and its successor waits for that: tried until the disk takes it.
+    async fn write_down_lost(self: &Arc<Self>) {
+        let unwritten = self.listed().into_iter().filter(|r| !r.damaged).map(|r| r.replica);
+        let unwritten: Vec<u64> = unwritten.collect();
+        for found in self.replicas.quarantined() {
+            let replica = found.listed.replica;
+            let rests = self.start_again_at.lock().get(&replica).is_some_and(|at| *at > Instant::now());
+            if !found.is_lost || !unwritten.contains(&replica) || rests {
+                continue;
+            }
+            if let Err(error) = self.lose_for(found.listed, found.reason).await {
+                tracing::error!(group = found.listed.group, replica, %error, "a lost replica is not written down as lost; tried again");
+                self.start_again_at.lock().insert(replica, Instant::now() + STOPPED_PAUSE);
+            } else {
+                self.start_again_at.lock().remove(&replica);
             }
         }
     }
