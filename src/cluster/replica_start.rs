@@ -208,7 +208,7 @@ impl Node {
 
     async fn destroy(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         tracing::info!(group = listed.group, replica = listed.replica, "a replaced replica is deleted");
-        self.flusher.remove(listed.group, listed.replica);
+        self.flusher.remove(listed.group, listed.replica).await;
         self.replicas.remove(listed);
         let registry = self.registry()?;
         if registry.group(listed.group).is_some_and(|g| g.replica() == listed.replica) {
@@ -245,7 +245,7 @@ impl Node {
             .chain(meta.iter().map(|m| (m.listed, m.raft.clone())));
         for (listed, raft) in all {
             let Some(reason) = raft.halted() else { continue };
-            self.flusher.remove(listed.group, listed.replica);
+            self.flusher.remove(listed.group, listed.replica).await;
             self.replicas.quarantine(Quarantined { listed, reason, is_lost: false });
         }
         self.write_down_lost().await;
@@ -254,7 +254,7 @@ impl Node {
         for found in self.replicas.quarantined() {
             let open = registry.group(found.listed.group).filter(|g| g.replica() == found.listed.replica);
             if open.is_some() {
-                self.flusher.remove(found.listed.group, found.listed.replica);
+                self.flusher.remove(found.listed.group, found.listed.replica).await;
                 let closed = tokio::time::timeout(Duration::from_secs(5), registry.close(found.listed.group));
                 if let Ok(Err(error)) = closed.await {
                     tracing::error!(group = found.listed.group, %error, "a quarantined replica did not end");

@@ -191,7 +191,7 @@ impl Node {
                 // What this node knows of the cluster until the group is open again.
                 *self.mirrored.write() = self.meta_state();
             }
-            self.flusher.remove(group, replica);
+            self.flusher.remove(group, replica).await;
             self.replicas.remove(listed);
             registry.close(group).await.map_err(|e| RequestError::from_group(group, &e))?;
             let peer = Peer { node: self.config.node_id, address: self.config.advertise.clone() };
