@@ -88,7 +88,10 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
     let digest = if request.scrub_id != 0 {
         match replica.machine.scrub_result(request.scrub_id) {
             Some(ScrubResult::Done { index, digest }) => Some((index, digest.to_string())),
-            Some(ScrubResult::Skipped) => Some((0, String::new())),
+            Some(ScrubResult::Skipped(reason)) => {
+                status.quarantine_reason = reason.to_string();
+                Some((0, String::new()))
+            }
             Some(ScrubResult::Pending) | None => None,
         }
     } else if request.with_digest {
@@ -98,7 +101,7 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
     };
     if let Some((index, digest)) = digest {
         status.digest_index = index;
-        // A scrub that a replaying replica skipped says so.
+        // A scrub that a replica skipped says so, and the reason why.
         status.digest = if digest.is_empty() { "skipped".into() } else { digest };
     }
     status
