@@ -10,6 +10,7 @@
 //! Not here: what the body means; replacing a file atomically (`evershard_storage::disk`).
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use evershard_storage::disk::{RealDisk, read_whole, write_durably};
@@ -83,12 +84,24 @@ pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(
 /// # Errors
 /// [`DurableFileError::Corrupt`] names what does not fit; [`DurableFileError::OtherVersion`] when all else does.
 pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>, DurableFileError> {
+    read_from(path, magic, version..=version)
+}
+
+/// As [`read()`], of any of `versions`: for a body that tells them apart, or reads the older as the newer.
+///
+/// # Errors
+/// As [`read()`].
+pub fn read_from(
+    path: &Path,
+    magic: [u8; 8],
+    versions: RangeInclusive<u32>,
+) -> Result<Option<Vec<u8>>, DurableFileError> {
     let corrupt = |what: String| DurableFileError::Corrupt { path: path.to_path_buf(), what };
     match read_whole(&RealDisk, path, BYTES_MAX) {
-        Ok(bytes) => body_of(bytes, magic, version).map(Some).map_err(|unfit| match unfit {
+        Ok(bytes) => body_of(bytes, magic, &versions).map(Some).map_err(|unfit| match unfit {
             Unfit::Damaged(what) => corrupt(what),
             Unfit::OtherVersion(found) => {
-                DurableFileError::OtherVersion { path: path.to_path_buf(), found, known: version }
+                DurableFileError::OtherVersion { path: path.to_path_buf(), found, known: *versions.end() }
             }
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -99,7 +112,7 @@ pub fn read(path: &Path, magic: [u8; 8], version: u32) -> Result<Option<Vec<u8>>
 }
 
 /// The body of a file's bytes, or what does not fit.
-fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], version: u32) -> Result<Vec<u8>, Unfit> {
+fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], versions: &RangeInclusive<u32>) -> Result<Vec<u8>, Unfit> {
     let damaged = |what: String| Err(Unfit::Damaged(what));
     if bytes.len() < HEADER_BYTES {
         return damaged(format!("it has {} bytes, less than its header", bytes.len()));
@@ -118,7 +131,7 @@ fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], version: u32) -> Result<Vec<u8>, 
     if word(20) != 0 {
         return damaged("its reserved word is not zero".into());
     }
-    if word(8) != version {
+    if !versions.contains(&word(8)) {
         return Err(Unfit::OtherVersion(word(8)));
     }
     bytes.drain(..HEADER_BYTES);
@@ -139,7 +152,7 @@ mod tests {
         #[test]
         fn fuzz_durable_file(bytes in bytes_or_damaged(Just(example()))) {
             let is_as_written = bytes == example();
-            let found = frugal(bytes.len(), || body_of(bytes.clone(), MAGIC, 1));
+            let found = frugal(bytes.len(), || body_of(bytes.clone(), MAGIC, &(1..=1)));
             // The checksum of nothing is 0: a header cut off behind itself and zeroed holds an empty body, which no user takes.
             let is_empty = found.as_ref().is_ok_and(Vec::is_empty);
             prop_assert_eq!(found.is_ok(), is_as_written || is_empty, "{:?}", found);
@@ -156,7 +169,7 @@ mod tests {
     #[test]
     fn the_header_stays_as_it_is() {
         let bytes = golden(env!("CARGO_MANIFEST_DIR"), "durable-file.bin", &example());
-        assert_eq!(body_of(bytes, MAGIC, 1), Ok(b"body".to_vec()));
+        assert_eq!(body_of(bytes, MAGIC, &(1..=1)), Ok(b"body".to_vec()));
     }
 
     const MAGIC: [u8; 8] = *b"EVTESTS\0";

@@ -1,11 +1,13 @@
 //! Two of three disks wiped: the survivor lets nobody overwrite it and takes nothing for a majority; by an operator's
-//! explicit decision it goes on alone, with all that it held, and its wiped peers become replicas again.
+//! explicit decision it goes on alone, with all that it held, and its wiped peers become replicas again. Peers that come
+//! back with their old disks, against all advice, do not split the cluster.
 
 mod support;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use evershard::ClientOptions;
 use evershard_proto::v1::{InitClusterRequest, NodeAddress, ShardDescription, UnsafeRecoverRequest};
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, wait_progress};
@@ -24,6 +26,15 @@ struct Run {
 impl Run {
     /// A cluster with rows, all on every node; then two nodes are dead and their disks empty.
     async fn start() -> Self {
+        let run = Self::start_with_old_disks().await;
+        for id in LOST {
+            std::fs::remove_dir_all(run.cluster.node(id).data()).unwrap();
+        }
+        run
+    }
+
+    /// The same, and the disks of the dead are as they were.
+    async fn start_with_old_disks() -> Self {
         let options = Options { shards: 2, ..Options::default() }.arg("--flush-interval-ms", 200);
         let mut cluster = Cluster::start(options).await;
         let trainer = Trainer::connect(&cluster.endpoints()).await;
@@ -34,7 +45,6 @@ impl Run {
         cluster.wait_caught_up().await;
         for id in LOST {
             cluster.kill(id);
-            std::fs::remove_dir_all(cluster.node(id).data()).unwrap();
         }
         Run { cluster, ledger }
     }
@@ -56,6 +66,24 @@ impl Run {
             UnsafeRecoverRequest { cluster_id: cluster_id.to_owned(), lost_nodes: lost_nodes.to_vec() };
         let reply = self.cluster.admin(SURVIVOR).unsafe_recover(request).await?;
         Ok(reply.into_inner().groups.into_iter().map(|group| group.group).collect())
+    }
+
+    /// Waits until every group votes with a replica on each node, none of them one of `given_up`.
+    async fn wait_three_voters(&self, given_up: &[u64]) {
+        eventually("every group has three voters", || async {
+            for id in LOST {
+                let status = self.cluster.status(id).await.ok_or("no answer")?;
+                let votes = |role: &str| matches!(role, "leader" | "follower");
+                if !status.ready
+                    || status.replicas.len() != 3
+                    || !status.replicas.iter().all(|r| votes(&r.role) && !given_up.contains(&r.replica))
+                {
+                    return Err(format!("{status:?}"));
+                }
+            }
+            Ok(())
+        })
+        .await;
     }
 
     async fn table(&self) -> Table {
@@ -134,18 +162,7 @@ async fn a_survivor_goes_on_alone_when_told_and_its_peers_come_back() {
     for id in LOST {
         run.cluster.restart(id);
     }
-    eventually("every group has three voters", || async {
-        for id in LOST {
-            let status = run.cluster.status(id).await.ok_or("no answer")?;
-            let votes = |role: &str| matches!(role, "leader" | "follower");
-            if !status.ready || status.replicas.len() != 3 || !status.replicas.iter().all(|r| votes(&r.role))
-            {
-                return Err(format!("{status:?}"));
-            }
-        }
-        Ok(())
-    })
-    .await;
+    run.wait_three_voters(&[]).await;
     run.cluster.wait_caught_up().await;
     run.cluster.kill(SURVIVOR);
     wait_progress(std::slice::from_ref(&pusher), 10).await;
@@ -154,6 +171,88 @@ async fn a_survivor_goes_on_alone_when_told_and_its_peers_come_back() {
     run.ledger.merge(&pusher.finish().await);
     run.ledger.assert_matches(&table.pull(&run.ledger.ids()).await.unwrap(), DIM);
     run.cluster.assert_replicas_equal().await;
+}
+
+/// Against all advice the lost nodes come back with their old disks: they hear of it before they start a replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_disks_that_come_back_are_given_up() {
+    let mut run = Run::start_with_old_disks().await;
+    let cluster_id = run.cluster_id().await;
+    assert_eq!(run.recover(&cluster_id, &LOST).await.unwrap(), [0, 1, 2]);
+    let given_up = run.cluster.status(SURVIVOR).await.unwrap().given_up;
+    assert_eq!(given_up.len(), 6, "two of each of three groups: {given_up:?}");
+    assert_eq!(run.cluster.routing(SURVIVOR).await.unwrap().recovery_epoch, 6);
+    let pusher = Pusher::start(run.cluster.endpoints(), Load::small("audit", DIM), 2);
+    wait_progress(std::slice::from_ref(&pusher), 20).await;
+    for id in LOST {
+        run.cluster.restart(id);
+    }
+    run.wait_three_voters(&given_up).await;
+    for id in LOST {
+        let node = run.cluster.node(id);
+        assert!(node.log_contains("given up by an unsafe recovery"), "{}", node.log_tail());
+        assert_eq!(run.cluster.status(id).await.unwrap().given_up, given_up);
+    }
+    wait_progress(std::slice::from_ref(&pusher), 10).await;
+    run.ledger.merge(&pusher.finish().await);
+    run.cluster.wait_caught_up().await;
+    run.ledger.assert_matches(&run.table().await.pull(&run.ledger.ids()).await.unwrap(), DIM);
+    run.cluster.assert_replicas_equal().await;
+    // It is on their disks: they start once more, as what they are now.
+    run.cluster.kill_all();
+    run.cluster.start_all();
+    run.cluster.wait_ready().await;
+    assert_eq!(run.cluster.routing(SURVIVOR).await.unwrap().recovery_epoch, 6);
+    run.ledger.assert_matches(&run.table().await.pull(&run.ledger.ids()).await.unwrap(), DIM);
+}
+
+/// The old nodes start while the survivor cannot be heard: they are a majority of the old groups, and lead them. Nobody who
+/// has seen the recovery gets a push acknowledged or a row read by them, and they end when they hear of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_majority_takes_nothing_from_who_has_seen_the_recovery() {
+    let mut run = Run::start_with_old_disks().await;
+    let cluster_id = run.cluster_id().await;
+    // One that worked before, and learns of it by its first push.
+    let options = || ClientOptions { deadline: Duration::from_secs(8), ..ClientOptions::default() };
+    let trainer = Trainer::with(&run.cluster.endpoints(), options()).await;
+    let table = trainer.table("audit").await;
+    run.recover(&cluster_id, &LOST).await.unwrap();
+    let given_up = run.cluster.status(SURVIVOR).await.unwrap().given_up;
+    let ids: Vec<u64> = (0..512).collect();
+    let ones = vec![1.0; ids.len() * DIM];
+    table.push(&ids, &ones).await.unwrap();
+    let before = table.pull(&ids).await.unwrap();
+
+    run.cluster.node(SURVIVOR).freeze();
+    for id in LOST {
+        run.cluster.restart(id);
+    }
+    let is_split = eventually("the old nodes lead the old groups", || async {
+        let mut led = Vec::new();
+        for id in LOST {
+            let status = run.cluster.status(id).await.ok_or("no answer")?;
+            led.extend(status.replicas.into_iter().filter(|r| r.role == "leader").map(|r| r.replica));
+        }
+        if led.len() == 3 { Ok(led) } else { Err(format!("{led:?}")) }
+    })
+    .await;
+    assert!(is_split.iter().all(|replica| given_up.contains(replica)), "{is_split:?}");
+    let pushed = table.push(&ids, &ones).await;
+    assert!(pushed.is_err(), "pushed to a history that was given up");
+    let pulled = table.pull(&ids).await;
+    assert!(pulled.is_err(), "read from a history that was given up");
+    let made = trainer.client.create_table(support::trainer::integers("late", DIM)).await;
+    assert!(made.is_err(), "made in a history that was given up");
+
+    run.cluster.node(SURVIVOR).thaw();
+    run.wait_three_voters(&given_up).await;
+    run.cluster.wait_caught_up().await;
+    run.cluster.assert_replicas_equal().await;
+    // The push that failed may have been applied since, by the survivor; once, and as a whole for each shard.
+    let after = table.pull(&ids).await.unwrap();
+    for (at, (before, after)) in before.iter().zip(&after).enumerate() {
+        assert!(*after == *before || *after == before - 1.0, "row {}: {after} after {before}", at / DIM);
+    }
 }
 
 /// A node that is only slow, or cut off from its operator, is not lost.

@@ -10,6 +10,9 @@ pub mod limits;
 pub mod push_body;
 pub mod shard_command;
 
+/// Metadata of gRPC calls: the recovery epoch of whoever asks (see `Routing` in `admin.proto`).
+pub const RECOVERY_METADATA: &str = "evershard-recovery";
+
 /// Generated from `proto/evershard/v1/*.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
 pub mod v1 {

@@ -59,6 +59,7 @@ fn of_kind(kind: ErrorKind, message: String) -> PyErr {
         | ErrorKind::WrongRange
         | ErrorKind::Unavailable
         | ErrorKind::OutOfOrder
+        | ErrorKind::OtherRecovery
         | ErrorKind::NotInitialized => Unavailable::new_err(message),
         ErrorKind::Unspecified | ErrorKind::Internal | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
             Internal::new_err(message)

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use evershard_proto::v1::raft_service_server::RaftServiceServer;
@@ -67,15 +68,10 @@ impl GroupRegistry {
     /// [`GroupError::Config`] naming the setting that is wrong.
     pub fn new(options: RaftOptions, executor: Arc<dyn ApplyExecutor>) -> Result<Arc<Self>, GroupError> {
         options.validate()?;
-        let peers = PeerPool::new(&options);
+        let router = Arc::new(Router::default());
+        let peers = PeerPool::new(&options, Arc::clone(router.recovery()));
         let snapshots = SnapshotTraffic::new(&options.limits);
-        let host = GroupHost {
-            options,
-            executor,
-            transport: Arc::clone(&peers) as _,
-            router: Arc::new(Router::default()),
-            snapshots,
-        };
+        let host = GroupHost { options, executor, transport: Arc::clone(&peers) as _, router, snapshots };
         Ok(Arc::new(Self { host, peers, groups: RwLock::new(BTreeMap::new()) }))
     }
 
@@ -118,6 +114,12 @@ impl GroupRegistry {
     /// began to lead.
     pub fn learn_address(&self, node: u64, address: &str) {
         self.peers.learn_address(node, address);
+    }
+
+    /// From now on this node is of recovery epoch `epoch`: lanes of nodes of another one are refused, and those that were
+    /// opened before take no further frame.
+    pub fn set_recovery_epoch(&self, epoch: u64) {
+        self.host.router.recovery().store(epoch, Ordering::SeqCst);
     }
 
     /// What this node sent and received of snapshots since it started.

@@ -99,16 +99,25 @@ pub async fn run_hearing(node: Arc<Node>, stop: CancellationToken) {
             () = tokio::time::sleep(HEARING_PAUSE) => {}
         }
         let state = node.meta_state();
-        let others = state.nodes.iter().filter(|n| n.id != node.config.node_id);
-        let asked = others.map(|other| {
+        let mut others: Vec<String> =
+            state.nodes.iter().filter(|n| n.id != node.config.node_id).map(|n| n.address.clone()).collect();
+        if others.is_empty() {
+            // Its copy of the meta state is empty yet, and may be so for want of what a peer knows of recoveries.
+            others.extend(node.config.peers.iter().filter(|peer| **peer != node.config.advertise).cloned());
+        }
+        let asked = others.into_iter().map(|address| {
             let node = node.clone();
             async move {
-                let Ok(mut client) = node.peers.admin(&other.address) else { return };
+                let Ok(mut client) = node.peers.admin(&address) else { return };
                 let mut request = tonic::Request::new(GetNodeStatusRequest::default());
                 request.set_timeout(HEARING_PAUSE);
                 match client.get_node_status(request).await {
-                    Ok(status) => node.hear(other.id, status.into_inner().disk),
-                    Err(status) => tracing::trace!(node = other.id, %status, "not heard of"),
+                    Ok(status) => {
+                        let status = status.into_inner();
+                        node.heed(&status).await;
+                        node.hear(status.node, status.disk);
+                    }
+                    Err(status) => tracing::trace!(address, %status, "not heard of"),
                 }
             }
         });
@@ -187,6 +196,8 @@ impl Node {
                 }
                 Err(_) => continue,
             }
+            // First: what is told below holds after the recoveries that the teller knows of, and its peers refuse who does not.
+            self.ask_for_recoveries_at(&address).await;
             match MetaState::decode(reply.meta_state) {
                 Ok(state) => *self.mirrored.write() = Arc::new(state),
                 Err(error) => tracing::error!(address, %error, "the meta state of this node does not decode"),
@@ -202,18 +213,34 @@ impl Node {
             return;
         }
         let listed = self.listed();
+        let is_placed =
+            |replica: &u64| state.groups.iter().flat_map(|g| &g.replicas).any(|r| r.replica == *replica);
+        self.not_in_place.lock().retain(|replica, _| is_placed(replica));
         for group in &state.groups {
             for placed in group.replicas.iter().filter(|r| r.node == self.config.node_id) {
                 let known = listed.iter().find(|r| r.replica == placed.replica).copied();
-                if let Err(error) = self.place_replica(group, placed, known).await {
-                    tracing::warn!(group = group.group, replica = placed.replica, %error, "a replica is not in place yet");
-                }
+                let problem =
+                    self.place_replica(group, placed, known).await.err().map(|error| error.to_string());
+                self.say_once(group.group, placed.replica, problem);
             }
         }
         for held in listed.into_iter().filter(|r| self.is_replaced(&state, r)) {
             if let Err(error) = self.destroy_replica(held).await {
                 tracing::error!(group = held.group, replica = held.replica, %error, "a replaced replica is not deleted");
             }
+        }
+    }
+
+    /// What keeps a replica from its place is looked at many times a second, and said when it changes.
+    fn say_once(&self, group: u64, replica: u64, problem: Option<String>) {
+        let mut said = self.not_in_place.lock();
+        let Some(problem) = problem else {
+            said.remove(&replica);
+            return;
+        };
+        if said.get(&replica) != Some(&problem) {
+            tracing::warn!(group, replica, error = problem, "a replica is not in place yet");
+            said.insert(replica, problem);
         }
     }
 

@@ -3,8 +3,10 @@
 //! Invariants:
 //! - a directory belongs to one node of one cluster for ever; anything else is refused before a byte is read;
 //! - a replica is listed here, as `started`, before it takes part in its group: a started replica without data is a lost
-//!   one, and never starts again under its old id.
+//!   one, and never starts again under its old id;
+//! - which replicas were given up by unsafe recoveries is never forgotten.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,11 @@ use crate::durable_file::{self, DurableFileError};
 
 const FILE_NAME: &str = "identity";
 const MAGIC: [u8; 8] = *b"EVIDENTY";
-const VERSION: u32 = 1;
+/// Without `given_up`.
+const VERSION_PLAIN: u32 = 1;
+/// With it. Written only when there is something in it, so that an older build reads all others, and none of these: it would
+/// start what was given up.
+const VERSION: u32 = 2;
 
 /// The data directory cannot be used by this node.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +84,9 @@ pub struct Identity {
     pub node: u64,
     /// Every replica that was made here and not destroyed.
     pub replicas: Vec<ListedReplica>,
+    /// Replicas of the cluster, here or elsewhere, that were given up by unsafe recoveries.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub given_up: BTreeSet<u64>,
 }
 
 impl Identity {
@@ -87,7 +96,7 @@ impl Identity {
     /// [`IdentityError::Mismatch`] when it is not of this cluster and node.
     pub fn read(data: &Path, cluster_id: &str, node: u64) -> Result<Option<Self>, IdentityError> {
         let path = data.join(FILE_NAME);
-        let body = match durable_file::read(&path, MAGIC, VERSION) {
+        let body = match durable_file::read_from(&path, MAGIC, VERSION_PLAIN..=VERSION) {
             Ok(Some(body)) => body,
             Ok(None) => return Ok(None),
             Err(DurableFileError::Corrupt { path, what }) => {
@@ -121,7 +130,8 @@ impl Identity {
         let path = data.join(FILE_NAME);
         let body = serde_json::to_vec(self)
             .map_err(|e| IdentityError::Malformed { path: path.clone(), what: e.to_string() })?;
-        Ok(durable_file::write(&path, MAGIC, VERSION, &body)?)
+        let version = if self.given_up.is_empty() { VERSION_PLAIN } else { VERSION };
+        Ok(durable_file::write(&path, MAGIC, version, &body)?)
     }
 
     /// Adds a replica, or changes what is known of it.
@@ -161,7 +171,11 @@ mod tests {
             making: 99,
             damaged: false,
         };
-        Identity { cluster_id: "c".into(), node: 1, replicas: vec![listed] }
+        Identity { cluster_id: "c".into(), node: 1, replicas: vec![listed], given_up: BTreeSet::new() }
+    }
+
+    fn recovered() -> Identity {
+        Identity { given_up: [7, 8].into(), ..example() }
     }
 
     #[test]
@@ -171,10 +185,30 @@ mod tests {
         assert_eq!(Identity::decode(&bytes).expect("of version 1"), example());
     }
 
+    #[test]
+    fn version_2_stays_as_it_is() {
+        let encoded = serde_json::to_vec(&recovered()).expect("json");
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "identity-2.json", &encoded);
+        assert_eq!(Identity::decode(&bytes).expect("of version 2"), recovered());
+    }
+
+    #[test]
+    fn an_older_build_reads_it_until_something_was_given_up() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let data = directory.path();
+        let path = data.join(FILE_NAME);
+        example().write(data).expect("write");
+        assert!(durable_file::read(&path, MAGIC, VERSION_PLAIN).is_ok());
+        recovered().write(data).expect("write");
+        let refused = durable_file::read(&path, MAGIC, VERSION_PLAIN);
+        assert!(matches!(refused, Err(DurableFileError::OtherVersion { found: 2, .. })), "{refused:?}");
+        assert_eq!(Identity::read(data, "c", 1).expect("read"), Some(recovered()));
+    }
+
     proptest! {
         /// The checksum is the file's; what it lets through is still not believed.
         #[test]
-        fn fuzz_identity(bytes in bytes_or_damaged(Just(serde_json::to_vec(&example()).expect("json")))) {
+        fn fuzz_identity(bytes in bytes_or_damaged(Just(serde_json::to_vec(&recovered()).expect("json")))) {
             let _ = frugal(bytes.len(), || Identity::decode(&bytes));
         }
     }
@@ -184,7 +218,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("tempdir");
         let data = directory.path();
         assert_eq!(Identity::read(data, "", 1).expect("new"), None);
-        let identity = Identity { cluster_id: "c".into(), node: 1, replicas: vec![] };
+        let identity =
+            Identity { cluster_id: "c".into(), node: 1, replicas: vec![], given_up: BTreeSet::new() };
         identity.write(data).expect("write");
         assert_eq!(Identity::read(data, "c", 1).expect("ours"), Some(identity));
         let error = Identity::read(data, "d", 1).expect_err("another cluster").to_string();

@@ -14,6 +14,7 @@ pub mod node;
 pub mod peer_clients;
 pub mod proposer;
 pub mod push_gate;
+pub mod recoveries;
 pub mod replica_start;
 pub mod replicas;
 pub mod scrub;

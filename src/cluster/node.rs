@@ -9,7 +9,7 @@
 //!
 //! Not here: making and opening replicas (`replica_start.rs`), keeping to the meta group's decisions (`agent.rs`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use super::error::NodeError;
 use super::identity::Identity;
 use super::peer_clients::PeerClients;
 use super::push_gate::PushGate;
+use super::recoveries::RecoveryEpoch;
 use super::replicas::Replicas;
 use super::sessions::Leases;
 use crate::config::{Durability, ServerConfig};
@@ -95,8 +96,12 @@ pub struct Node {
     pub(super) prefetcher: Prefetcher,
     pub(super) identity: Mutex<Option<Identity>>,
     pub(super) heard: Mutex<HashMap<u64, Heard>>,
+    /// Of which recovery epoch it is.
+    pub recovery: RecoveryEpoch,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
     pub(super) leases: Leases,
+    /// What last kept each replica from its place.
+    pub(super) not_in_place: Mutex<HashMap<u64, String>>,
     /// When to try again to start replicas that could not be opened.
     pub(super) start_again_at: Mutex<HashMap<u64, Instant>>,
     /// One replica is made, opened or destroyed at a time.
@@ -166,9 +171,11 @@ impl Node {
         let prefetcher =
             Prefetcher::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
         let scrubber = Scrubber::start().map_err(|source| NodeError::Io { path: data.clone(), source })?;
+        let recovery_epoch = RecoveryEpoch::default();
         let node = Arc::new(Node {
             replicas: Arc::new(Replicas::default()),
-            peers: PeerClients::default(),
+            peers: PeerClients::new(recovery_epoch.clone()),
+            recovery: recovery_epoch,
             readiness,
             started: Instant::now(),
             lanes: LanesDoor::default(),
@@ -188,6 +195,7 @@ impl Node {
             heard: Mutex::default(),
             registry: OnceLock::new(),
             leases: Leases::default(),
+            not_in_place: Mutex::default(),
             start_again_at: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             mirrored: RwLock::new(Arc::new(MetaState::default())),
@@ -196,6 +204,7 @@ impl Node {
         if let Some(identity) = identity {
             node.open_registry(&identity.cluster_id)?;
             *node.identity.lock() = Some(identity);
+            node.follow_recoveries();
         }
         Ok(node)
     }
@@ -223,8 +232,12 @@ impl Node {
                 asked: cluster_id.into(),
             });
         }
-        let adopted =
-            Identity { cluster_id: cluster_id.into(), node: self.config.node_id, replicas: Vec::new() };
+        let adopted = Identity {
+            cluster_id: cluster_id.into(),
+            node: self.config.node_id,
+            replicas: Vec::new(),
+            given_up: BTreeSet::new(),
+        };
         adopted.write(&self.config.data)?;
         self.open_registry(cluster_id)?;
         *identity = Some(adopted);

@@ -12,30 +12,43 @@ use evershard_proto::v1::ErrorKind;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::node_service_client::NodeServiceClient;
 use parking_lot::Mutex;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 
+use super::recoveries::RecoveryEpoch;
 use crate::service::RequestError;
 
 /// How long one call to another node may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The node service of another node, asked under this node's recovery epoch.
+pub type NodeClient = NodeServiceClient<InterceptedService<Channel, RecoveryEpoch>>;
+
 /// Channels to other nodes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PeerClients {
+    recovery: RecoveryEpoch,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
 impl PeerClients {
+    /// Calls between nodes say the epoch `recovery`.
+    #[must_use]
+    pub fn new(recovery: RecoveryEpoch) -> Self {
+        PeerClients { recovery, channels: Mutex::default() }
+    }
+
     /// The node service at `address`.
     ///
     /// # Errors
     /// INVALID when the address is no URI.
-    pub fn node(&self, address: &str) -> Result<NodeServiceClient<Channel>, RequestError> {
-        Ok(NodeServiceClient::new(self.channel(address)?).max_decoding_message_size(64 << 20))
+    pub fn node(&self, address: &str) -> Result<NodeClient, RequestError> {
+        let channel = InterceptedService::new(self.channel(address)?, self.recovery.clone());
+        Ok(NodeServiceClient::new(channel).max_decoding_message_size(64 << 20))
     }
 
-    /// The admin service at `address`.
+    /// The admin service at `address`. Such calls say no epoch: they look at nodes of any.
     ///
     /// # Errors
     /// INVALID when the address is no URI.

@@ -18,6 +18,7 @@ use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
 use super::error::NodeError;
 use super::identity::{Identity, ListedReplica};
 use super::node::Node;
+use super::recoveries::GIVEN_UP;
 use super::replicas::{MetaReplica, Quarantined, ShardReplica};
 use crate::ingest::SequenceDoor;
 use crate::meta::MetaMachine;
@@ -90,6 +91,7 @@ impl Node {
         // Opened again after it halted, or could not be opened at first: this process made its log.
         let has_log = self.found_logs.contains(&key) || self.made_logs.lock().contains(&key);
         let lost = match self.lost_logs.get(&key) {
+            _ if self.is_given_up(listed.replica) => Some(GIVEN_UP.to_owned()),
             _ if listed.damaged => Some("it was found damaged before".to_string()),
             Some(reason) => Some(format!("its log is damaged: {reason}")),
             None if listed.started && !has_log => Some("its log is gone".to_string()),
@@ -206,7 +208,7 @@ impl Node {
 
     async fn destroy(self: &Arc<Self>, listed: ListedReplica) -> Result<(), NodeError> {
         tracing::info!(group = listed.group, replica = listed.replica, "a replaced replica is deleted");
-        self.flusher.remove(listed.group, listed.replica);
+        self.flusher.remove(listed.group, listed.replica).await;
         self.replicas.remove(listed);
         let registry = self.registry()?;
         if registry.group(listed.group).is_some_and(|g| g.replica() == listed.replica) {
@@ -243,20 +245,16 @@ impl Node {
             .chain(meta.iter().map(|m| (m.listed, m.raft.clone())));
         for (listed, raft) in all {
             let Some(reason) = raft.halted() else { continue };
-            self.flusher.remove(listed.group, listed.replica);
+            self.flusher.remove(listed.group, listed.replica).await;
             self.replicas.quarantine(Quarantined { listed, reason, is_lost: false });
         }
-        for found in self.replicas.quarantined().into_iter().filter(|q| q.is_lost && !q.listed.damaged) {
-            if let Err(error) = self.lose(found.listed, found.reason).await {
-                tracing::error!(group = found.listed.group, %error, "a lost replica could not be written down as lost");
-            }
-        }
+        self.write_down_lost().await;
         // A quarantined replica's group must not go on voting.
         let Ok(registry) = self.registry() else { return };
         for found in self.replicas.quarantined() {
             let open = registry.group(found.listed.group).filter(|g| g.replica() == found.listed.replica);
             if open.is_some() {
-                self.flusher.remove(found.listed.group, found.listed.replica);
+                self.flusher.remove(found.listed.group, found.listed.replica).await;
                 let closed = tokio::time::timeout(Duration::from_secs(5), registry.close(found.listed.group));
                 if let Ok(Err(error)) = closed.await {
                     tracing::error!(group = found.listed.group, %error, "a quarantined replica did not end");
@@ -264,6 +262,25 @@ impl Node {
             } else if !found.is_lost && self.has_rested(found.listed.replica) {
                 // From here on it is one of those that are still to be started.
                 self.replicas.remove(found.listed);
+            }
+        }
+    }
+
+    /// That a replica is lost must outlive this process, and its successor waits for that: tried until the disk takes it.
+    async fn write_down_lost(self: &Arc<Self>) {
+        let unwritten = self.listed().into_iter().filter(|r| !r.damaged).map(|r| r.replica);
+        let unwritten: Vec<u64> = unwritten.collect();
+        for found in self.replicas.quarantined() {
+            let replica = found.listed.replica;
+            let rests = self.start_again_at.lock().get(&replica).is_some_and(|at| *at > Instant::now());
+            if !found.is_lost || !unwritten.contains(&replica) || rests {
+                continue;
+            }
+            if let Err(error) = self.lose_for(found.listed, found.reason).await {
+                tracing::error!(group = found.listed.group, replica, %error, "a lost replica is not written down as lost; tried again");
+                self.start_again_at.lock().insert(replica, Instant::now() + STOPPED_PAUSE);
+            } else {
+                self.start_again_at.lock().remove(&replica);
             }
         }
     }
@@ -293,7 +310,10 @@ impl Node {
         is_over
     }
 
-    fn change_identity(&self, change: impl FnOnce(&Identity) -> Identity) -> Result<(), NodeError> {
+    pub(super) fn change_identity(
+        &self,
+        change: impl FnOnce(&Identity) -> Identity,
+    ) -> Result<(), NodeError> {
         let mut identity = self.identity.lock();
         let known = identity.as_ref().ok_or(NodeError::NoCluster { node: self.config.node_id })?;
         let changed = change(known);
@@ -302,7 +322,7 @@ impl Node {
         Ok(())
     }
 
-    fn directory_of(&self, listed: ListedReplica) -> PathBuf {
+    pub(super) fn directory_of(&self, listed: ListedReplica) -> PathBuf {
         self.config.data.join("replicas").join(format!("{}-{}", listed.group, listed.replica))
     }
 
@@ -317,7 +337,7 @@ impl Node {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<T, NodeError> {

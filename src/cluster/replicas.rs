@@ -129,22 +129,20 @@ impl Replicas {
         self.meta.store(Some(Arc::new(replica)));
     }
 
-    pub(super) fn quarantine(&self, found: Quarantined) {
+    /// Takes a replica down. What was known already is not said again: true when it was news.
+    pub(super) fn quarantine(&self, found: Quarantined) -> bool {
         let listed = found.listed;
-        if found.is_lost {
-            tracing::error!(
-                group = listed.group,
-                replica = listed.replica,
-                reason = %found.reason,
+        let is_news = self.quarantined.lock().get(&listed.replica).is_none_or(|known| {
+            // A lost replica also halts: it stays lost.
+            !known.is_lost && (found.is_lost || known.reason != found.reason)
+        });
+        if is_news {
+            let becomes = if found.is_lost {
                 "replica quarantined: it neither votes nor serves, and is replaced from its peers"
-            );
-        } else {
-            tracing::error!(
-                group = listed.group,
-                replica = listed.replica,
-                reason = %found.reason,
+            } else {
                 "replica stopped: it neither votes nor serves, and is opened again in a few seconds"
-            );
+            };
+            tracing::error!(group = listed.group, replica = listed.replica, reason = %found.reason, "{becomes}");
         }
         self.take_down(listed);
         let mut quarantined = self.quarantined.lock();
@@ -152,6 +150,7 @@ impl Replicas {
         if found.is_lost || !quarantined.get(&listed.replica).is_some_and(|known| known.is_lost) {
             quarantined.insert(listed.replica, found);
         }
+        is_news
     }
 
     /// Forgets a replica that ended; another one of its group stays.
@@ -169,5 +168,35 @@ impl Replicas {
             changed.retain(|_, replica| replica.listed.replica != listed.replica);
             changed
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarantine_is_said_once_for_each_change() {
+        let listed = ListedReplica {
+            group: 1,
+            shard: 0,
+            replica: 7,
+            range_start: 0,
+            range_end: u64::MAX,
+            started: true,
+            making: 1,
+            damaged: false,
+        };
+        let replicas = Replicas::default();
+        let found = |is_lost, reason: &str| Quarantined { listed, reason: reason.into(), is_lost };
+        assert!(replicas.quarantine(found(false, "a full disk")));
+        assert!(!replicas.quarantine(found(false, "a full disk")));
+        assert!(replicas.quarantine(found(true, "a hole in the log")));
+        assert!(
+            !replicas.quarantine(found(true, "a hole in the log")),
+            "not yet written down, and tried again"
+        );
+        assert!(!replicas.quarantine(found(false, "it halted")));
+        assert!(replicas.quarantined()[0].is_lost);
     }
 }

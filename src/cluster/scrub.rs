@@ -145,7 +145,12 @@ fn compare(group: &GroupPlacement, answers: &[(u64, Result<NodeStatus, RequestEr
                 ));
             }
             Some(replica) if replica.digest == "skipped" => {
-                problems.push(format!("its replica on node {node} was still replaying"));
+                let reason = match replica.quarantine_reason.as_str() {
+                    // Of an older build.
+                    "" => "skipped the scrub",
+                    reason => reason,
+                };
+                problems.push(format!("its replica on node {node} {reason}"));
             }
             Some(replica) if !replica.digest.is_empty() => {
                 indexes.push(replica.digest_index);
@@ -182,6 +187,12 @@ mod tests {
         let group = GroupPlacement { group: 1, replicas: vec![placed(1), placed(2)], ..Default::default() };
         assert!(compare(&group, &[answer(1, "aa"), answer(2, "aa")]).equal);
         assert!(!compare(&group, &[answer(1, "aa"), answer(2, "ab")]).equal);
+        let (_, mut skipped) = answer(2, "skipped");
+        if let Ok(status) = &mut skipped {
+            status.replicas[0].quarantine_reason = crate::shard::SkipReason::ReadFailed.to_string();
+        }
+        let skipped = compare(&group, &[answer(1, "aa"), (2, skipped)]);
+        assert!(!skipped.equal && skipped.problem.contains("could not read its rows"), "{}", skipped.problem);
         let missing = compare(&group, &[answer(1, "aa"), answer(2, "")]);
         assert!(!missing.equal && missing.problem.contains("node 2"));
     }

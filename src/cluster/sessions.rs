@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! - a lease is volatile: a new meta leader gives every session a fresh one, so a session ends late, never early;
+//! - what is remembered of leases is bounded by the sessions there are: those that ended are forgotten at the next look;
 //! - a session that ended is told to the shards as (floor, live): it can never read as a new one (design 14.5).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,14 +33,23 @@ impl Leases {
         heard.1.insert(session, Instant::now());
     }
 
-    /// Those of `sessions` not heard of for `lease`; one seen for the first time in this term is heard of now.
+    /// Those of `sessions`, which are all there are, not heard of for `lease`; one seen for the first time in this term is
+    /// heard of now.
     fn expired(&self, term: u64, sessions: impl Iterator<Item = u64>, lease: Duration) -> Vec<u64> {
         let now = Instant::now();
+        let sessions: HashSet<u64> = sessions.collect();
         let mut heard = self.heard.lock();
         if heard.0 != term {
             *heard = (term, HashMap::new());
         }
-        sessions.filter(|s| now.duration_since(*heard.1.entry(*s).or_insert(now)) > lease).collect()
+        // One that was opened since the caller looked may go with them: it is heard of anew at the next look.
+        heard.1.retain(|session, _| sessions.contains(session));
+        let mut expired: Vec<u64> = sessions
+            .into_iter()
+            .filter(|s| now.duration_since(*heard.1.entry(*s).or_insert(now)) > lease)
+            .collect();
+        expired.sort_unstable();
+        expired
     }
 }
 
@@ -110,5 +120,35 @@ impl Node {
         if let Err(error) = self.propose_meta(expire, deadline).await {
             tracing::warn!(%error, "ended sessions are still listed; tried again");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_ended_is_not_remembered() {
+        let leases = Leases::default();
+        for session in 0..1000 {
+            leases.renew(3, session);
+        }
+        assert!(leases.expired(3, 990..1000, LEASE).is_empty());
+        assert_eq!(leases.heard.lock().1.len(), 10);
+        assert!(leases.expired(3, std::iter::empty(), LEASE).is_empty());
+        assert!(leases.heard.lock().1.is_empty());
+    }
+
+    #[test]
+    fn a_session_ends_when_it_was_not_heard_of_in_this_term() {
+        let leases = Leases::default();
+        leases.renew(3, 7);
+        assert!(leases.expired(3, [7, 8].into_iter(), LEASE).is_empty(), "8 is heard of now");
+        std::thread::sleep(Duration::from_millis(2));
+        leases.renew(3, 8);
+        assert_eq!(leases.expired(3, [7, 8].into_iter(), Duration::from_millis(1)).first(), Some(&7));
+        assert!(leases.expired(4, [7, 8].into_iter(), Duration::ZERO).is_empty(), "a new term knows nobody");
     }
 }

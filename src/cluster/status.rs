@@ -40,6 +40,7 @@ impl Node {
             replicas,
             software_version: env!("CARGO_PKG_VERSION").into(),
             ready: self.readiness.problem().is_none(),
+            given_up: self.given_up(),
             disk: Some(self.disk.status(self.config.node_id)),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }
@@ -87,7 +88,10 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
     let digest = if request.scrub_id != 0 {
         match replica.machine.scrub_result(request.scrub_id) {
             Some(ScrubResult::Done { index, digest }) => Some((index, digest.to_string())),
-            Some(ScrubResult::Skipped) => Some((0, String::new())),
+            Some(ScrubResult::Skipped(reason)) => {
+                status.quarantine_reason = reason.to_string();
+                Some((0, String::new()))
+            }
             Some(ScrubResult::Pending) | None => None,
         }
     } else if request.with_digest {
@@ -97,7 +101,7 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
     };
     if let Some((index, digest)) = digest {
         status.digest_index = index;
-        // A scrub that a replaying replica skipped says so.
+        // A scrub that a replica skipped says so, and the reason why.
         status.digest = if digest.is_empty() { "skipped".into() } else { digest };
     }
     status

@@ -8,6 +8,7 @@
 //! Invariants:
 //! - nothing happens unless the request names this cluster and all the nodes whose replicas are given up;
 //! - a group whose living voters are a majority is left alone, and so is one in which another voter lives;
+//! - the replicas that are given up are written down before the first group is touched (`recoveries.rs`);
 //! - a node that is named as lost and still answers with a voter of such a group is not lost: nothing happens at all;
 //! - what was done is in the log, as a warning, a line for each group.
 //!
@@ -99,6 +100,15 @@ impl Node {
         for lost in &request.lost_nodes {
             self.expect_lost(*lost, &to_recover).await?;
         }
+        // Before anything else, and durably: from here on their old nodes find nobody who talks to them.
+        let given_up: Vec<u64> = to_recover
+            .iter()
+            .flat_map(|(listed, m)| {
+                m.voters.keys().chain(m.learners.keys()).filter(|id| **id != listed.replica)
+            })
+            .copied()
+            .collect();
+        self.give_up(&given_up).await?;
         // The meta group first: the others' placements are in it.
         to_recover.sort_by_key(|(listed, _)| listed.group);
         let mut groups = Vec::new();
@@ -181,7 +191,7 @@ impl Node {
                 // What this node knows of the cluster until the group is open again.
                 *self.mirrored.write() = self.meta_state();
             }
-            self.flusher.remove(group, replica);
+            self.flusher.remove(group, replica).await;
             self.replicas.remove(listed);
             registry.close(group).await.map_err(|e| RequestError::from_group(group, &e))?;
             let peer = Peer { node: self.config.node_id, address: self.config.advertise.clone() };

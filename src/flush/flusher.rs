@@ -8,7 +8,8 @@
 //! Now and then, and at its end, the thread also has each replica remember which rows are hot.
 //!
 //! Invariants:
-//! - the thread is owned and joined; a replica that was removed is not flushed any more when `remove` returns;
+//! - the thread is owned and joined; a replica that was removed is not flushed any more when `remove` returns, which waits
+//!   for the running cycle without holding the thread of whoever asks;
 //! - a transient error is tried again, a failed sync ends the process (design 14: nothing is durable after it), any other
 //!   error ends the replica's flushing and is reported once.
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use evershard_storage::log::stop_process;
 use parking_lot::{Condvar, Mutex};
+use tokio::sync::Notify;
 
 use super::pacer::{self, Paced};
 use super::{DurableIndex, flush_replica};
@@ -52,7 +54,7 @@ struct Replica {
     on_failed: OnFailed,
     /// Set while the thread works on it or when it is no longer wanted.
     state: Mutex<ReplicaState>,
-    idle: Condvar,
+    idle: Notify,
 }
 
 #[derive(Debug)]
@@ -129,12 +131,12 @@ impl Flusher {
             on_flushed,
             on_failed,
             state: Mutex::new(state),
-            idle: Condvar::new(),
+            idle: Notify::new(),
         }));
     }
 
     /// Forgets a replica; waits for its running cycle to end. Not to be called from its callbacks.
-    pub fn remove(&self, group: u64, replica: u64) {
+    pub async fn remove(&self, group: u64, replica: u64) {
         let removed: Vec<_> = {
             let mut state = self.shared.state.lock();
             let is_it = |candidate: &Arc<Replica>| {
@@ -144,10 +146,15 @@ impl Flusher {
             state.replicas.extract_if(.., |candidate| is_it(candidate)).collect()
         };
         for replica in removed {
-            let mut state = replica.state.lock();
-            state.removed = true;
-            while state.busy {
-                replica.idle.wait(&mut state);
+            replica.state.lock().removed = true;
+            loop {
+                let mut idle = std::pin::pin!(replica.idle.notified());
+                // From here on no end of a cycle is missed.
+                idle.as_mut().enable();
+                if !replica.state.lock().busy {
+                    break;
+                }
+                idle.await;
             }
         }
     }
@@ -261,7 +268,7 @@ impl Replica {
 
     fn end(&self) {
         self.state.lock().busy = false;
-        self.idle.notify_all();
+        self.idle.notify_waiters();
     }
 
     /// Has the replica remember which of its rows are hot. That it could not costs no more than a slower start.

@@ -29,6 +29,8 @@ pub fn routing_table(state: &MetaState, leaders: &Leaders, up: impl Fn(u64) -> b
         tables: state.tables.iter().filter(|t| t.active).map(description).collect(),
         software_version: env!("CARGO_PKG_VERSION").into(),
         meta_leader_node: leaders.get(&0).copied().unwrap_or(0),
+        // Its node's own: not in the state.
+        recovery_epoch: 0,
     }
 }
 

@@ -105,7 +105,10 @@ impl AdminService for AdminDoor {
     async fn get_routing(&self, _request: Request<GetRoutingRequest>) -> Result<Response<Routing>, Status> {
         self.node.require_cluster()?;
         let leaders = self.node.leaders();
-        Ok(Response::new(routing_table(&self.node.meta_state(), &leaders, |node| self.node.hears_of(node))))
+        // The epoch first: a table is never said to be newer than it is.
+        let recovery_epoch = self.node.recovery.get();
+        let table = routing_table(&self.node.meta_state(), &leaders, |node| self.node.hears_of(node));
+        Ok(Response::new(Routing { recovery_epoch, ..table }))
     }
 
     async fn create_table(

@@ -147,9 +147,11 @@ fn code_of(kind: ErrorKind) -> Code {
         }
         ErrorKind::Conflict => Code::AlreadyExists,
         ErrorKind::Corrupt => Code::DataLoss,
-        ErrorKind::NotLeader | ErrorKind::UnknownGroup | ErrorKind::WrongRange | ErrorKind::Unavailable => {
-            Code::Unavailable
-        }
+        ErrorKind::NotLeader
+        | ErrorKind::UnknownGroup
+        | ErrorKind::WrongRange
+        | ErrorKind::Unavailable
+        | ErrorKind::OtherRecovery => Code::Unavailable,
         ErrorKind::Exhausted => Code::ResourceExhausted,
         ErrorKind::OutOfOrder | ErrorKind::SessionExpired | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
             Code::Aborted

@@ -66,6 +66,11 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
             let replies = replies.clone();
             let door = door.clone();
             let id = request.id;
+            // An answer in time is worth nothing when the client is of another history.
+            if let Err(error) = door.recovery.expect(request.recovery_epoch) {
+                send(&replies, id, Err(error), permits).await;
+                continue;
+            }
             match request.request {
                 Some(Request::Push(push)) => {
                     let begun = door.begin_push(&push);

@@ -31,6 +31,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::exchange::{self, Replies};
 use super::{ReadPool, ReadPoolError, RequestError};
 use crate::cluster::push_gate::PushGate;
+use crate::cluster::recoveries::RecoveryEpoch;
 use crate::cluster::replicas::{Replicas, ShardReplica};
 use crate::ingest::OutOfOrder;
 use crate::model::PushOutcome;
@@ -55,6 +56,7 @@ pub struct ParameterDoor {
     /// What all streams of the node have in flight.
     pub(super) node_budget: Arc<Semaphore>,
     pub(super) next_session: NextSession,
+    pub(super) recovery: RecoveryEpoch,
 }
 
 /// The first session number that was not given out, as far as this node knows.
@@ -81,6 +83,7 @@ impl ParameterDoor {
         stop: CancellationToken,
         (stream_in_flight_bytes, node_in_flight_bytes): (usize, usize),
         next_session: NextSession,
+        recovery: RecoveryEpoch,
     ) -> Self {
         ParameterDoor {
             replicas,
@@ -93,6 +96,7 @@ impl ParameterDoor {
             node_in_flight_bytes,
             node_budget: Arc::new(Semaphore::new(node_in_flight_bytes)),
             next_session,
+            recovery,
         }
     }
 

@@ -270,7 +270,7 @@ impl ShardMachine {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 }
-                Some(ScrubResult::Skipped) | None => return None,
+                Some(ScrubResult::Skipped(_)) | None => return None,
             };
         }
     }

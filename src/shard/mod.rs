@@ -36,7 +36,7 @@ pub(crate) use recovery::{Debts, store_position};
 pub(crate) use rows::TableEntry;
 pub use rows::{OnDamage, Rows};
 pub(crate) use scans::ScanId;
-pub use scans::ScrubResult;
+pub use scans::{ScrubResult, SkipReason};
 pub use scrubber::{ScrubWaker, Scrubber};
 pub use small_codec::SmallStateError;
 pub(crate) use small_state::AppliedState;

@@ -19,7 +19,7 @@ use evershard_storage::table::Table;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::error::ShardError;
-use super::scans::{ScanId, Scans, ScrubResult, ScrubResults};
+use super::scans::{ScanId, Scans, ScrubResult, ScrubResults, SkipReason};
 use crate::apply::ShardScope;
 use crate::memory::{Account, MemoryBudget};
 use crate::model::TableSchema;
@@ -368,7 +368,7 @@ impl Rows {
     /// that holds rows from behind it skips it.
     pub(crate) fn begin_scan(&self, id: ScanId, index: u64, beside: Digest) {
         if index <= self.complete_at() {
-            self.scrubs.lock().put(id, ScrubResult::Skipped);
+            self.scrubs.lock().put(id, ScrubResult::Skipped(SkipReason::Replaying));
         } else {
             self.begin_scan_now(id, index, beside);
         }
@@ -379,7 +379,8 @@ impl Rows {
         let mut set = self.set.write();
         let RowSet { tables, scans, .. } = &mut *set;
         let begun = scans.begin(id, index, beside, tables);
-        self.scrubs.lock().put(id, if begun { ScrubResult::Pending } else { ScrubResult::Skipped });
+        let result = if begun { ScrubResult::Pending } else { ScrubResult::Skipped(SkipReason::Busy) };
+        self.scrubs.lock().put(id, result);
     }
 
     /// True while a scan waits for somebody to run it.

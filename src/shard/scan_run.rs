@@ -19,7 +19,7 @@ use evershard_storage::table::{RowHeader, RowRef};
 use super::cold::Fetched;
 use super::error::ShardError;
 use super::rows::Rows;
-use super::scans::{Gathered, ScanId, ScrubResult};
+use super::scans::{Gathered, ScanId, ScrubResult, SkipReason};
 
 /// Rows added under one taking of the lock, and rows of the store between two looks at whether to go on.
 const SLICE: usize = if cfg!(test) { 3 } else { 1024 };
@@ -93,10 +93,10 @@ impl Rows {
         let scanned = scanned.map_err(|source| self.store_error(source));
         let result = match (scanned.and(damage.take().map_or(Ok(()), Err)), pass.into_inner()) {
             (Ok(()), Some(pass)) if !stopped.get() => pass.finish(),
-            (Ok(()), _) => ScrubResult::Skipped,
+            (Ok(()), _) => ScrubResult::Skipped(SkipReason::Stopped),
             (Err(error), _) => {
                 self.report(&error);
-                ScrubResult::Skipped
+                ScrubResult::Skipped(SkipReason::ReadFailed)
             }
         };
         self.read().scans().finish(id);

@@ -27,7 +27,7 @@ use crate::read::Digest;
 
 /// Results that are kept for whoever asks.
 const RESULTS_MAX: usize = 16;
-/// Scans at a time; one more answers `Skipped`.
+/// Scans at a time; one more is skipped.
 const RUNNING_MAX: usize = 4;
 
 /// What became of a scrub.
@@ -35,8 +35,8 @@ const RUNNING_MAX: usize = 4;
 pub enum ScrubResult {
     /// The scan runs.
     Pending,
-    /// This replica cannot tell: its rows were ahead of the entry, it has too many scans already, or a snapshot came between.
-    Skipped,
+    /// This replica cannot tell.
+    Skipped(SkipReason),
     /// The digest of the state as of `index`.
     Done {
         /// The scrub entry's index.
@@ -44,6 +44,33 @@ pub enum ScrubResult {
         /// The digest.
         digest: Digest,
     },
+}
+
+/// Why a replica has no digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SkipReason {
+    /// Its rows are ahead of the entry.
+    Replaying,
+    /// As many scans run as may.
+    Busy,
+    /// A snapshot took the place of the rows.
+    Replaced,
+    /// The scan ended with the process, or was given up.
+    Stopped,
+    /// Its rows could not be read.
+    ReadFailed,
+}
+
+impl std::fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Replaying => "was still replaying its log",
+            Self::Busy => "was busy with other scrubs",
+            Self::Replaced => "took in a snapshot meanwhile",
+            Self::Stopped => "gave the scrub up",
+            Self::ReadFailed => "could not read its rows: its log names the error",
+        })
+    }
 }
 
 /// Whose scan it is.
@@ -266,7 +293,7 @@ impl ScrubResults {
 
     pub(crate) fn skip_all(&mut self, ids: Vec<ScanId>) {
         for id in ids {
-            self.put(id, ScrubResult::Skipped);
+            self.put(id, ScrubResult::Skipped(SkipReason::Replaced));
         }
     }
 }

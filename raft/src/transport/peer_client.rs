@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,7 +29,7 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Endpoint;
 use tonic::{Request, Streaming};
 
-use super::peer_service::{CLUSTER_KEY, LANE_KEY, SOURCE_KEY, TARGET_KEY, WINDOW_BYTES};
+use super::peer_service::{CLUSTER_KEY, LANE_KEY, RECOVERY_KEY, SOURCE_KEY, TARGET_KEY, WINDOW_BYTES};
 use super::{Body, FrameKind, Lane, Refusal, ReplyFuture, Target, Transport, TransportError};
 use crate::options::RaftOptions;
 use crate::type_config::Peer;
@@ -45,6 +46,7 @@ const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(2);
 /// All lanes of this node; see the module.
 pub(crate) struct PeerPool {
     cluster_id: String,
+    recovery: Arc<AtomicU64>,
     node: u64,
     connect_timeout: Duration,
     lanes: Mutex<HashMap<(Peer, Lane), mpsc::Sender<Call>>>,
@@ -65,9 +67,11 @@ struct Call {
 }
 
 impl PeerPool {
-    pub(crate) fn new(options: &RaftOptions) -> Arc<Self> {
+    /// `recovery`: this node's recovery epoch, said to each peer when a lane connects.
+    pub(crate) fn new(options: &RaftOptions, recovery: Arc<AtomicU64>) -> Arc<Self> {
         Arc::new(Self {
             cluster_id: options.cluster_id.clone(),
+            recovery,
             node: options.node,
             connect_timeout: options.timing.connect_timeout,
             lanes: Mutex::new(HashMap::new()),
@@ -111,6 +115,7 @@ impl PeerPool {
             peer: peer.clone(),
             lane,
             cluster_id: self.cluster_id.clone(),
+            recovery: Arc::clone(&self.recovery),
             node: self.node,
             connect_timeout: self.connect_timeout,
             queue,
@@ -153,6 +158,7 @@ struct LaneTask {
     peer: Peer,
     lane: Lane,
     cluster_id: String,
+    recovery: Arc<AtomicU64>,
     node: u64,
     connect_timeout: Duration,
     queue: mpsc::Receiver<Call>,
@@ -205,6 +211,7 @@ impl LaneTask {
             let cluster =
                 MetadataValue::try_from(self.cluster_id.as_str()).map_err(|error| error.to_string())?;
             metadata.insert(CLUSTER_KEY, cluster);
+            metadata.insert(RECOVERY_KEY, MetadataValue::from(self.recovery.load(Ordering::SeqCst)));
             metadata.insert(LANE_KEY, MetadataValue::from_static(self.lane.name()));
             metadata.insert(SOURCE_KEY, MetadataValue::from(self.node));
             metadata.insert(TARGET_KEY, MetadataValue::from(self.peer.node));

@@ -1,7 +1,8 @@
 //! The receiving end of the lanes: a gRPC service that the node's server mounts.
 //!
 //! Invariants:
-//! - a stream of another cluster, for another node, or of an unknown lane is refused before its first frame;
+//! - a stream of another cluster or recovery epoch, for another node, or of an unknown lane is refused before its first frame;
+//! - no frame of a stream is taken once this node's recovery epoch is another than the one it was opened under;
 //! - a damaged frame is refused, not guessed at;
 //! - a stream's tasks end with it.
 //!
@@ -16,7 +17,6 @@ use evershard_proto::v1::raft_service_server::{RaftService, RaftServiceServer};
 use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -25,6 +25,8 @@ use crate::options::RaftOptions;
 use crate::type_config::Tokio;
 
 pub(crate) const CLUSTER_KEY: &str = "evershard-cluster";
+/// The sender's recovery epoch; nodes that were built before there was one send none, and are of epoch 0.
+pub(crate) const RECOVERY_KEY: &str = evershard_proto::RECOVERY_METADATA;
 pub(crate) const LANE_KEY: &str = "evershard-lane";
 pub(crate) const SOURCE_KEY: &str = "evershard-source-node";
 pub(crate) const TARGET_KEY: &str = "evershard-target-node";
@@ -68,7 +70,7 @@ impl PeerService {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    fn check(&self, metadata: &MetadataMap) -> Result<Lane, Status> {
+    fn check(&self, metadata: &MetadataMap, recovery_epoch: u64) -> Result<Lane, Status> {
         let text = |key: &'static str| {
             let value = metadata.get(key).and_then(|value| value.to_str().ok());
             value.ok_or_else(|| Status::invalid_argument(format!("metadata {key} is missing")))
@@ -78,6 +80,12 @@ impl PeerService {
             return Err(Status::failed_precondition(format!(
                 "this node belongs to cluster {}, not {cluster}",
                 self.cluster_id
+            )));
+        }
+        let recovery = metadata.get(RECOVERY_KEY).map_or("0", |value| value.to_str().unwrap_or("unreadable"));
+        if recovery != recovery_epoch.to_string() {
+            return Err(Status::failed_precondition(format!(
+                "this node is of recovery epoch {recovery_epoch}, not {recovery}: one of them has not heard of an unsafe recovery"
             )));
         }
         let target = text(TARGET_KEY)?;
@@ -97,14 +105,15 @@ impl RaftService for PeerService {
         &self,
         request: Request<Streaming<LaneFrame>>,
     ) -> Result<Response<Self::LaneStream>, Status> {
-        let lane = self.check(request.metadata())?;
+        let recovery_epoch = self.router.recovery_epoch();
+        let lane = self.check(request.metadata(), recovery_epoch)?;
         if self.router.closed().is_cancelled() {
             return Err(Status::unavailable("this node is shutting down"));
         }
         let (replies, answered) = mpsc::channel(REPLIES_MAX);
         let connection = Connection::new(Arc::clone(&self.router), lane, replies.clone());
-        let closed = self.router.closed().clone();
-        tokio::spawn(receive(connection, request.into_inner(), replies, closed));
+        let router = Arc::clone(&self.router);
+        tokio::spawn(receive(connection, request.into_inner(), replies, router, recovery_epoch));
         let frames = ReceiverStream::new(answered).map(|reply| Ok(lay_out(reply)));
         Ok(Response::new(Box::pin(frames)))
     }
@@ -115,14 +124,15 @@ async fn receive(
     mut connection: Connection<Tokio>,
     mut frames: Streaming<LaneFrame>,
     replies: mpsc::Sender<ReplyFrame>,
-    closed: CancellationToken,
+    router: Arc<Router<Tokio>>,
+    recovery_epoch: u64,
 ) {
     loop {
         let frame = tokio::select! {
             frame = frames.message() => frame,
             // The peer is gone: its reading end was dropped.
             () = replies.closed() => return,
-            () = closed.cancelled() => return,
+            () = router.closed().cancelled() => return,
         };
         let frame = match frame {
             Ok(Some(frame)) => frame,
@@ -132,6 +142,10 @@ async fn receive(
                 return;
             }
         };
+        if router.recovery_epoch() != recovery_epoch {
+            tracing::info!("a peer's stream ends: it was opened before an unsafe recovery");
+            return;
+        }
         let (id, group, replica) = (frame.id, frame.group, frame.replica);
         match checked(frame) {
             Ok(frame) => connection.accept(frame).await,
@@ -168,5 +182,36 @@ fn lay_out(reply: ReplyFrame) -> LaneFrame {
         kind: kind as u32,
         body,
         body_crc32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use tonic::metadata::MetadataValue;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_of_another_recovery_epoch_is_refused() {
+        let router = Arc::new(Router::<Tokio>::default());
+        let service = PeerService::new(&RaftOptions::new("c", 1, "data"), Arc::clone(&router));
+        let from = |recovery: Option<u64>| {
+            let mut metadata = MetadataMap::new();
+            metadata.insert(CLUSTER_KEY, MetadataValue::from_static("c"));
+            metadata.insert(TARGET_KEY, MetadataValue::from_static("1"));
+            metadata.insert(LANE_KEY, MetadataValue::from_static("log"));
+            if let Some(epoch) = recovery {
+                metadata.insert(RECOVERY_KEY, MetadataValue::from(epoch));
+            }
+            service.check(&metadata, router.recovery_epoch())
+        };
+        assert!(from(None).is_ok() && from(Some(0)).is_ok());
+        let refused = from(Some(2)).expect_err("it has heard of what this node has not");
+        assert!(refused.message().contains("recovery epoch 0, not 2"), "{refused}");
+        router.recovery().store(2, Ordering::SeqCst);
+        assert!(from(Some(2)).is_ok());
+        assert!(from(None).is_err() && from(Some(0)).is_err(), "it has not heard");
     }
 }

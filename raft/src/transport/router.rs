@@ -12,6 +12,7 @@
 //! Not here: bytes on the wire (`peer_service`), what a replica answers (`endpoint`).
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -66,11 +67,16 @@ pub struct ReplyFrame {
 pub struct Router<RT: Runtime = Tokio> {
     replicas: RwLock<HashMap<u64, Arc<Endpoint<RT>>>>,
     closed: CancellationToken,
+    recovery: Arc<AtomicU64>,
 }
 
 impl<RT: Runtime> Default for Router<RT> {
     fn default() -> Self {
-        Self { replicas: RwLock::new(HashMap::new()), closed: CancellationToken::new() }
+        Self {
+            replicas: RwLock::new(HashMap::new()),
+            closed: CancellationToken::new(),
+            recovery: Arc::default(),
+        }
     }
 }
 
@@ -81,6 +87,15 @@ impl<RT: Runtime> Router<RT> {
 
     pub(crate) fn remove(&self, replica: u64) {
         self.replicas.write().remove(&replica);
+    }
+
+    /// The recovery epoch of this node, shared with its lanes to others: only nodes of the same one talk.
+    pub(crate) fn recovery(&self) -> &Arc<AtomicU64> {
+        &self.recovery
+    }
+
+    pub(crate) fn recovery_epoch(&self) -> u64 {
+        self.recovery.load(Ordering::SeqCst)
     }
 
     /// Ends all connections: the node shuts down.

@@ -81,8 +81,40 @@ fn a_pull_during_pushes_never_sees_half_a_row() {
     assert_eq!(pull(machine, 3, 8).0, vec![LAST as f32; 5]);
 }
 
-#[test]
-fn the_flusher_flushes_until_the_replica_is_removed() {
+/// The runtime here has one thread: a removal that held it while a cycle runs would keep the very task from running that the
+/// cycle waits for.
+#[tokio::test]
+async fn removing_a_replica_does_not_hold_the_runtime_while_it_is_flushed() {
+    let replica = Replica::new(1, KeyRange::ALL);
+    let flusher = Flusher::start(Duration::from_millis(1), 1 << 20).expect("a thread");
+    let (began, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (released, ended) = (parking_lot::Mutex::new(released), Arc::new(AtomicBool::new(false)));
+    let has_ended = Arc::clone(&ended);
+    let on_flushed = Arc::new(move || {
+        let _ = began.send(());
+        // Longer than anything here takes, unless the runtime is held.
+        let outcome = released.lock().recv_timeout(Duration::from_secs(20));
+        has_ended.store(outcome.is_ok(), Ordering::SeqCst);
+    });
+    let machine = Arc::clone(replica.machine());
+    flusher.add(machine, Durable, on_flushed, Arc::new(|reason| panic!("failed: {reason}")));
+    apply(replica.machine(), command(1, schema(3, false)));
+    apply(replica.machine(), set_both(2));
+    has_begun.recv().await.expect("a cycle runs");
+    let other_task = async {
+        tokio::task::yield_now().await;
+        assert!(!ended.load(Ordering::SeqCst), "the cycle waits for this task");
+        release.send(()).expect("it listens");
+    };
+    tokio::join!(flusher.remove(1, 1), other_task);
+    assert!(ended.load(Ordering::SeqCst), "nobody let the cycle go on");
+    assert!(has_begun.try_recv().is_err(), "it is not flushed any more");
+    tokio::task::spawn_blocking(move || flusher.stop()).await.expect("it ends");
+}
+
+#[tokio::test]
+async fn the_flusher_flushes_until_the_replica_is_removed() {
     let mut replica = Replica::new(1, KeyRange::ALL);
     let flushed = Arc::new(AtomicU64::new(0));
     let flusher = Flusher::start(Duration::from_millis(1), 1 << 20).expect("a thread");
@@ -99,7 +131,7 @@ fn the_flusher_flushes_until_the_replica_is_removed() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(replica.machine().dirty_bytes(), 0);
-    flusher.remove(1, 1);
+    flusher.remove(1, 1).await;
     assert!(flushed.load(Ordering::Relaxed) > 0);
     apply(replica.machine(), set_both(500));
     flusher.stop();

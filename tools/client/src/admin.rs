@@ -4,21 +4,42 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use evershard_proto::RECOVERY_METADATA;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::{
     CreateTableRequest, DropTableRequest, ErrorKind, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
     ScrubRequest, TableDefinition, TableDescription, TransferLeaderRequest,
 };
+use tonic::metadata::MetadataValue;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Response, Status};
+use tonic::{Request, Response, Status};
 
 use crate::Error;
 use crate::backoff::Backoff;
 use crate::error::{detail_of, is_passing};
 use crate::routing_cache::RoutingCache;
 
-type Client = AdminServiceClient<Channel>;
+type Client = AdminServiceClient<InterceptedService<Channel, AskUnder>>;
+
+/// Says the recovery epoch that a call is made under: a node that has not heard of it refuses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AskUnder(u64);
+
+impl Interceptor for AskUnder {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert(RECOVERY_METADATA, MetadataValue::from(self.0));
+        Ok(request)
+    }
+}
+
+/// The admin service behind `channel`, asked under `recovery_epoch`.
+pub(crate) fn client(channel: Channel, recovery_epoch: u64) -> Client {
+    Client::new(InterceptedService::new(channel, AskUnder(recovery_epoch)))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+}
 
 /// Admin calls; cheap to clone. Each asks the nodes in turn until one answers or the deadline is over.
 #[derive(Debug, Clone)]
@@ -113,7 +134,8 @@ impl Admin {
             elapsed: started.elapsed(),
         };
         let channel = self.routing.unary_channel(address).map_err(|e| unavailable(e.message))?;
-        let mut client = Client::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        // Of whatever epoch it is: this only looks.
+        let mut client = client(channel, 0);
         match tokio::time::timeout(self.deadline, client.get_node_status(request)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => Err(unavailable(detail_of(&status).message)),
@@ -148,7 +170,7 @@ impl Admin {
                 let detail = match self.routing.unary_channel(&address) {
                     Err(detail) => detail,
                     Ok(channel) => {
-                        let client = Client::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+                        let client = client(channel, self.routing.recovery_epoch());
                         match tokio::time::timeout(left, ask(client)).await {
                             Ok(Ok(reply)) => return Ok(reply.into_inner()),
                             Ok(Err(status)) => detail_of(&status),

@@ -137,6 +137,7 @@ pub(crate) fn is_passing(kind: ErrorKind) -> bool {
             | ErrorKind::Unavailable
             | ErrorKind::Exhausted
             | ErrorKind::OutOfOrder
+            | ErrorKind::OtherRecovery
             | ErrorKind::NotInitialized
     )
 }

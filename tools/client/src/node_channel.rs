@@ -8,7 +8,9 @@
 //! Not here: deciding where to send, and sending again.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
@@ -40,6 +42,7 @@ struct Outgoing {
 pub(crate) struct NodeChannels {
     connect_timeout: Duration,
     queues: Mutex<HashMap<String, mpsc::Sender<Outgoing>>>,
+    recovery: Arc<AtomicU64>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -49,7 +52,33 @@ pub(crate) type Pending = oneshot::Receiver<Result<Reply, ErrorDetail>>;
 
 impl NodeChannels {
     pub(crate) fn new(connect_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(NodeChannels { connect_timeout, queues: Mutex::default(), tasks, stop })
+        Arc::new(NodeChannels {
+            connect_timeout,
+            queues: Mutex::default(),
+            recovery: Arc::default(),
+            tasks,
+            stop,
+        })
+    }
+
+    /// Everything is asked under this recovery epoch; it never falls. True when it rose.
+    pub(crate) fn raise_recovery_epoch(&self, epoch: u64) -> bool {
+        self.recovery.fetch_max(epoch, Ordering::SeqCst) < epoch
+    }
+
+    pub(crate) fn recovery_epoch(&self) -> u64 {
+        self.recovery.load(Ordering::SeqCst)
+    }
+
+    /// Runs `task` until it ends or the client is closed.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = task => {}
+            }
+        });
     }
 
     /// A plain channel for unary calls, made lazily.
@@ -100,7 +129,9 @@ impl NodeChannels {
     async fn run(&self, address: &str, mut waiting: mpsc::Receiver<Outgoing>) {
         while let Some(first) = waiting.recv().await {
             match self.connect(address).await {
-                Ok((requests, replies)) => exchange(address, first, &mut waiting, requests, replies).await,
+                Ok((requests, replies)) => {
+                    exchange(address, first, &mut waiting, requests, replies, &self.recovery).await;
+                }
                 Err(error) => {
                     fail(first, &error);
                     while let Ok(next) = waiting.try_recv() {
@@ -143,6 +174,7 @@ async fn exchange(
     waiting: &mut mpsc::Receiver<Outgoing>,
     requests: mpsc::Sender<ExchangeRequest>,
     mut replies: Streaming<evershard_proto::v1::ExchangeReply>,
+    recovery: &AtomicU64,
 ) {
     let mut unanswered: HashMap<u64, oneshot::Sender<Result<Reply, ErrorDetail>>> = HashMap::new();
     let mut next_id = 0;
@@ -151,7 +183,11 @@ async fn exchange(
         if let Some(Outgoing { request, reply }) = outgoing.take() {
             next_id += 1;
             unanswered.insert(next_id, reply);
-            let message = ExchangeRequest { id: next_id, request: Some(request) };
+            let message = ExchangeRequest {
+                id: next_id,
+                request: Some(request),
+                recovery_epoch: recovery.load(Ordering::SeqCst),
+            };
             // Replies must be read while the node does not take more: else both ends could wait for each other.
             let mut sending = std::pin::pin!(requests.send(message));
             loop {

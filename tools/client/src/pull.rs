@@ -135,7 +135,7 @@ async fn ask(
         }
         inner.stats.retried();
         // A full queue is no reason to look for another leader.
-        if kind != ErrorKind::Exhausted {
+        if !inner.routing.hear_of_recovery(&detail) && kind != ErrorKind::Exhausted {
             inner.routing.hint(group, &address, Some(&detail.leader_address));
         }
         let pause = backoff.pause(detail.retry_after_ms);
@@ -150,7 +150,7 @@ async fn ask(
         tokio::time::sleep(pause).await;
         if kind != ErrorKind::Exhausted && detail.leader_address.is_empty() {
             // Whoever answers knows more than we do; nobody answering is known at the next try.
-            let _ = inner.routing.refresh().await;
+            let _ = inner.routing.refresh(deadline).await;
         }
     }
 }

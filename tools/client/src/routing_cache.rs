@@ -1,7 +1,10 @@
 //! Where each key lives and who leads there, as this client last heard.
 //!
 //! Invariants:
-//! - a refresh replaces the table only by one of the same cluster and of a version not older;
+//! - a refresh replaces the table only by one of the same cluster, of a recovery epoch not lower, and within an epoch of a
+//!   version not older: what old nodes say that were given up while they were away is not believed;
+//! - one round of questions is under way at a time, and nobody waits for it beyond his own deadline;
+//! - a node that does not answer delays a round by [`HEAD_START`], and not by the time that it is given;
 //! - a leader hint is used until it proves wrong, then dropped: the next try asks;
 //! - a node that has just proved not to lead is asked last, and is not believed when it names itself: a leader that is cut
 //!   off does not know it yet.
@@ -12,9 +15,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::{ErrorDetail, ErrorKind, GetRoutingRequest, Routing};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::oneshot;
 
 use crate::Error;
 use crate::backoff::Backoff;
@@ -23,6 +29,9 @@ use crate::node_channel::{NodeChannels, passing};
 
 /// One node may take this long to say what it knows.
 const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A node that has not answered by then is not waited for any longer before the next one is asked too.
+const HEAD_START: Duration = Duration::from_millis(50);
 
 /// A node that failed or refused as a leader is doubted this long: about what an election takes, and then some.
 const DOUBT: Duration = Duration::from_secs(3);
@@ -69,6 +78,11 @@ impl RoutingTable {
     }
 }
 
+type Refreshed = Result<Arc<RoutingTable>, ErrorDetail>;
+
+/// The outcome of a round of questions, for all who wait for it.
+type Round = Shared<BoxFuture<'static, Refreshed>>;
+
 /// The cache.
 #[derive(Debug)]
 pub(crate) struct RoutingCache {
@@ -79,7 +93,7 @@ pub(crate) struct RoutingCache {
     /// Who last proved not to lead a group, and when.
     doubted: Mutex<HashMap<u64, (String, Instant)>>,
     turn: Mutex<HashMap<u64, usize>>,
-    refreshing: tokio::sync::Mutex<Instant>,
+    round: Mutex<Option<Round>>,
     admin: Mutex<HashMap<String, tonic::transport::Channel>>,
 }
 
@@ -92,13 +106,13 @@ impl RoutingCache {
             leaders: Mutex::default(),
             doubted: Mutex::default(),
             turn: Mutex::default(),
-            refreshing: tokio::sync::Mutex::new(Instant::now()),
+            round: Mutex::default(),
             admin: Mutex::default(),
         }
     }
 
     /// The table, asked for when there is none yet.
-    pub(crate) async fn table(&self, deadline: Instant) -> Result<Arc<RoutingTable>, Error> {
+    pub(crate) async fn table(self: &Arc<Self>, deadline: Instant) -> Result<Arc<RoutingTable>, Error> {
         if let Some(table) = self.table.read().clone() {
             return Ok(table);
         }
@@ -111,11 +125,14 @@ impl RoutingCache {
     }
 
     /// Asks until some node answers.
-    pub(crate) async fn refresh_until(&self, deadline: Instant) -> Result<Arc<RoutingTable>, Error> {
+    pub(crate) async fn refresh_until(
+        self: &Arc<Self>,
+        deadline: Instant,
+    ) -> Result<Arc<RoutingTable>, Error> {
         let started = Instant::now();
         let mut backoff = Backoff::default();
         loop {
-            let last = match self.refresh().await {
+            let last = match self.refresh(deadline).await {
                 Ok(table) => return Ok(table),
                 Err(error) => error,
             };
@@ -135,31 +152,94 @@ impl RoutingCache {
         }
     }
 
-    /// Asks the nodes in turn, once each, the doubted ones last. Callers that come while another asks take its answer.
-    pub(crate) async fn refresh(&self) -> Result<Arc<RoutingTable>, ErrorDetail> {
-        let asked_at = Instant::now();
-        let mut refreshed = self.refreshing.lock().await;
-        if *refreshed > asked_at
-            && let Some(table) = self.known()
-        {
-            return Ok(table);
+    /// A table that a node told in a round of questions that ended after this was called, or why none did until `deadline`.
+    pub(crate) async fn refresh(self: &Arc<Self>, deadline: Instant) -> Refreshed {
+        let round = self.join_round();
+        tokio::time::timeout_at(deadline.into(), round)
+            .await
+            .unwrap_or_else(|_| Err(passing("no node told the routing table in time".into())))
+    }
+
+    /// The round that is under way, or a new one.
+    fn join_round(self: &Arc<Self>) -> Round {
+        let mut under_way = self.round.lock();
+        if let Some(round) = under_way.as_ref().filter(|round| round.peek().is_none()) {
+            return round.clone();
         }
+        let (told, outcome) = oneshot::channel();
+        let cache = Arc::clone(self);
+        // A task of its own: it goes on when the one who began it gives up.
+        self.channels.spawn(async move {
+            // Everybody may have stopped waiting.
+            let _ = told.send(cache.ask_around().await);
+        });
+        let round = outcome.map(|told| told.unwrap_or_else(|_| Err(passing("the client is closed".into()))));
+        let round = round.boxed().shared();
+        *under_way = Some(round.clone());
+        round
+    }
+
+    /// Asks the nodes, once each, the doubted ones last: the next one when one has failed, or has had its head start. The
+    /// first table that is believed ends it.
+    async fn ask_around(&self) -> Refreshed {
         let mut last: Option<ErrorDetail> = None;
-        for address in self.addresses_by_trust() {
-            match self.ask(&address).await.and_then(|routing| self.adopt(routing, &address)) {
-                Ok(table) => {
-                    *refreshed = Instant::now();
-                    return Ok(table);
+        let mut addresses = self.addresses_by_trust().into_iter();
+        let mut asked = FuturesUnordered::new();
+        let mut ask_next = true;
+        loop {
+            if std::mem::take(&mut ask_next)
+                && let Some(address) = addresses.next()
+            {
+                asked.push(async move {
+                    self.ask(&address).await.and_then(|routing| self.adopt(routing, &address))
+                });
+            }
+            let may_ask = addresses.len() > 0;
+            let answer = tokio::select! {
+                answer = asked.next() => answer,
+                () = tokio::time::sleep(HEAD_START), if may_ask => {
+                    ask_next = true;
+                    continue;
                 }
-                // Nodes of another cluster are the reason only when there are no others: ours may be down for a moment.
-                Err(error) if last.as_ref().is_none_or(|last| last.kind() == ErrorKind::WrongCluster) => {
-                    last = Some(error);
+            };
+            match answer {
+                Some(Ok(table)) => return Ok(table),
+                Some(Err(error)) => {
+                    ask_next = true;
+                    // Nodes of another cluster are the reason only when there are no others: ours may be down for a moment.
+                    if last.as_ref().is_none_or(|last| last.kind() == ErrorKind::WrongCluster)
+                        || error.kind() != ErrorKind::WrongCluster
+                    {
+                        last = Some(error);
+                    }
                 }
-                Err(error) if error.kind() == ErrorKind::WrongCluster => {}
-                Err(error) => last = Some(error),
+                None if may_ask => ask_next = true,
+                None => return Err(last.unwrap_or_else(|| passing("no address".into()))),
             }
         }
-        Err(last.unwrap_or_else(|| passing("no address".into())))
+    }
+
+    /// What everything is asked under.
+    pub(crate) fn recovery_epoch(&self) -> u64 {
+        self.channels.recovery_epoch()
+    }
+
+    /// Takes in an answer that may say OTHER_RECOVERY. True when the node has heard of more than we: from now on everything is
+    /// asked under its epoch. One that has heard of less is no one to ask now.
+    pub(crate) fn hear_of_recovery(&self, detail: &ErrorDetail) -> bool {
+        let has_risen = detail.kind() == ErrorKind::OtherRecovery
+            && self.channels.raise_recovery_epoch(detail.recovery_epoch);
+        if has_risen {
+            self.forget_leaders(detail.recovery_epoch);
+        }
+        has_risen
+    }
+
+    /// Who led before a recovery says nothing of who leads after it.
+    fn forget_leaders(&self, epoch: u64) {
+        tracing::warn!(epoch, "the cluster went through an unsafe recovery");
+        self.leaders.lock().clear();
+        self.doubted.lock().clear();
     }
 
     fn addresses_by_trust(&self) -> Vec<String> {
@@ -173,7 +253,7 @@ impl RoutingCache {
     }
 
     async fn ask(&self, address: &str) -> Result<Routing, ErrorDetail> {
-        let mut client = AdminServiceClient::new(self.unary_channel(address)?);
+        let mut client = crate::admin::client(self.unary_channel(address)?, self.recovery_epoch());
         match tokio::time::timeout(ASK_TIMEOUT, client.get_routing(GetRoutingRequest {})).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => {
@@ -197,9 +277,19 @@ impl RoutingCache {
             );
             return Err(ErrorDetail { kind: ErrorKind::WrongCluster as i32, message, ..Default::default() });
         }
+        let epoch = routing.recovery_epoch;
+        if epoch < self.recovery_epoch() {
+            return Err(passing(format!(
+                "{from} has not heard of an unsafe recovery of the cluster: it is of recovery epoch {epoch}, this client of {}",
+                self.recovery_epoch()
+            )));
+        }
+        if self.channels.raise_recovery_epoch(epoch) {
+            self.forget_leaders(epoch);
+        }
         self.adopt_leaders(&routing, from);
         if let Some(old) = known.as_ref()
-            && old.routing.version > routing.version
+            && (old.routing.recovery_epoch, old.routing.version) > (epoch, routing.version)
         {
             return Ok(old.clone());
         }
@@ -325,6 +415,58 @@ mod tests {
         // Another node may name it: it may lead again.
         cache.adopt(says(1), two).expect("covers all");
         assert_eq!(cache.leader(1).as_deref(), Some(one));
+    }
+
+    #[test]
+    fn a_table_of_a_history_that_was_given_up_is_not_believed() {
+        let channels = NodeChannels::new(ASK_TIMEOUT, TaskTracker::new(), CancellationToken::new());
+        let cache = RoutingCache::new(vec!["http://n:1".into()], channels);
+        let (one, two) = ("http://n:1", "http://n:2");
+        let of = |recovery_epoch, version, leader| Routing { recovery_epoch, version, ..says(leader) };
+        cache.adopt(of(0, 9, 1), one).expect("covers all");
+        // Of a newer epoch, and yet of a lower version: the old history went on without it.
+        let table = cache.adopt(of(2, 4, 2), two).expect("newer");
+        assert_eq!((table.routing.recovery_epoch, table.routing.version), (2, 4));
+        assert_eq!((cache.recovery_epoch(), cache.leader(1).as_deref()), (2, Some(two)));
+        let refused = cache.adopt(of(0, 10, 1), one).expect_err("given up");
+        assert!(refused.message.contains("unsafe recovery"), "{refused:?}");
+        assert_eq!(cache.leader(1).as_deref(), Some(two), "its leaders are not believed either");
+        // An answer to a push may tell of it before any table does.
+        let heard = |recovery_epoch| {
+            let kind = ErrorKind::OtherRecovery as i32;
+            cache.hear_of_recovery(&ErrorDetail { kind, recovery_epoch, ..Default::default() })
+        };
+        assert!(!heard(0), "that node has not heard");
+        assert!(heard(3));
+        assert!(cache.adopt(of(2, 5, 2), two).is_err());
+    }
+
+    /// A node that takes connections and never says a word.
+    fn hung() -> (std::net::TcpListener, String) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("bound"));
+        (listener, address)
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_hung_nodes_beyond_his_deadline_or_behind_others() {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let nodes = [hung(), hung()];
+        let seeds = nodes.iter().map(|(_, address)| address.clone()).collect();
+        let channels = NodeChannels::new(ASK_TIMEOUT, TaskTracker::new(), CancellationToken::new());
+        let cache = Arc::new(RoutingCache::new(seeds, channels));
+        let lanes = (0..24).map(|_| cache.refresh(Instant::now() + Duration::from_millis(100)));
+        let asked = tokio::time::timeout(PATIENCE, futures_util::future::join_all(lanes)).await;
+        let asked = asked.expect("one after the other they would wait for 48 s");
+        assert!(asked.iter().all(Result::is_err), "{asked:?}");
+        // A patient one is under way, and an impatient one does not wait for what it waits for.
+        let mut patient = std::pin::pin!(cache.refresh(Instant::now() + PATIENCE));
+        let impatient = cache.refresh(Instant::now() + ASK_TIMEOUT / 20);
+        tokio::select! {
+            biased;
+            told = &mut patient => panic!("the round ended first: {told:?}"),
+            told = impatient => assert!(told.is_err(), "{told:?}"),
+        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl AdminService for FakeNode {
         let replica = |node| pb::ReplicaDescription { replica: node + 10, node };
         let definition = pb::TableDefinition { name: "items".into(), dim: 4, ..Default::default() };
         Ok(Response::new(pb::Routing {
+            recovery_epoch: 0,
             cluster_id: "c-1".into(),
             version: 7,
             nodes: vec![node(1, &self.own), node(2, &self.dead)],
@@ -63,6 +64,7 @@ impl AdminService for FakeNode {
     ) -> Result<Response<pb::NodeStatus>, Status> {
         let digest = if request.get_ref().with_digest { "00ff".to_owned() } else { String::new() };
         Ok(Response::new(pb::NodeStatus {
+            given_up: Vec::new(),
             node: 1,
             cluster_id: "c-1".into(),
             replicas: vec![pb::ReplicaStatus {

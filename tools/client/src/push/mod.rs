@@ -55,7 +55,7 @@ pub(crate) async fn begin(
         return Ok(handle);
     }
     let routing = inner.routing.table(deadline).await?;
-    let (messages, rows) = packing::pack(contents, &routing, options.lr);
+    let (messages, rows) = packing::pack(contents, &routing, options.lr)?;
     handle.receipt = PushReceipt { messages: messages.len(), rows };
     for message in messages {
         let rows = message.ids.len() as u64;

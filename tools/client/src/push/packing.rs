@@ -3,13 +3,16 @@
 //! Invariants:
 //! - a message has one section a table, at most [`PUSH_TABLES_MAX`] of them;
 //! - a message has at most [`PUSH_BODY_BYTES_MAX`], unless a single row is longer;
-//! - every distinct id is in exactly one message.
+//! - every distinct id is in exactly one message;
+//! - nothing is packed of a push with a sum that its table refuses: each shard sees its own rows only, and the others would
+//!   apply theirs.
 
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
-use evershard_proto::v1::NonFinitePolicy;
+use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
 
 use super::content::Content;
+use crate::Error;
 use crate::batch::{Batch, add_row, put_row};
 use crate::routing_cache::RoutingTable;
 
@@ -37,11 +40,15 @@ impl Packed {
 
 /// Lays out the messages of a push, in the order to send them, and counts its distinct rows. Sections of several tables share
 /// a message while they fit.
+///
+/// # Errors
+/// [`Error::Refused`] with NON_FINITE when finite rows of an id add up to more than a float holds, and the table's policy is to
+/// reject.
 pub(super) fn pack(
     contents: &[Content<'_>],
     routing: &RoutingTable,
     lr: Option<f32>,
-) -> (Vec<Packed>, usize) {
+) -> Result<(Vec<Packed>, usize), Error> {
     let mut messages: Vec<Packed> = Vec::new();
     let mut rows = 0;
     for content in contents.iter().filter(|c| !c.ids.is_empty()) {
@@ -58,12 +65,12 @@ pub(super) fn pack(
             });
             let message = &mut messages[at];
             message.sections += 1;
-            fill(&mut message.builder, content, &batch, &part.distinct, lr);
+            fill(&mut message.builder, content, &batch, &part.distinct, lr)?;
             let first_row = |distinct: &u32| batch.rows(*distinct).next();
             message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
         }
     }
-    (messages, rows)
+    Ok((messages, rows))
 }
 
 fn fill(
@@ -72,12 +79,12 @@ fn fill(
     batch: &Batch,
     distinct: &[u32],
     lr: Option<f32>,
-) {
+) -> Result<(), Error> {
     let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
     let dim = content.dim;
     let payload = builder.section(content.table, content.operation, Encoding::F32, dim as u32, lr, &keys);
     if content.operation == Operation::Remove {
-        return;
+        return Ok(());
     }
     let row = |at: usize| &content.values[at * dim..(at + 1) * dim];
     for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(dim * 4)) {
@@ -93,10 +100,30 @@ fn fill(
         if let Some(first) = rows.next() {
             put_row(place, row(first));
         }
+        let mut is_sum = false;
         for again in rows {
             add_row(place, row(again));
+            is_sum = true;
+        }
+        // A row that stands alone was checked with the push.
+        if is_sum && let Some(column) = first_not_finite(place) {
+            return Err(sum_refused(content, batch.rows(*d).next().unwrap_or_default(), column));
         }
     }
+    Ok(())
+}
+
+fn first_not_finite(row: &[u8]) -> Option<usize> {
+    let mut values = row.chunks_exact(4).map(|raw| f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]));
+    values.position(|value| !value.is_finite())
+}
+
+fn sum_refused(content: &Content<'_>, row: usize, column: usize) -> Error {
+    let what = format!(
+        "table {:?}: the rows of id {} are finite, their sum in column {column} is not, and the table takes finite values only",
+        content.name, content.ids[row]
+    );
+    Error::refused(ErrorKind::NonFinite, what)
 }
 
 /// A table's policy for values that are not finite comes before the sum, as on the servers: one bad row must not take the
@@ -138,7 +165,8 @@ mod tests {
             non_finite: NonFinitePolicy::Reject,
         };
         let contents: Vec<_> = (1..=tables).map(content).collect();
-        let (messages, rows) = pack(&contents, &crate::routing_cache::table_for_tests(1), None);
+        let (messages, rows) =
+            pack(&contents, &crate::routing_cache::table_for_tests(1), None).expect("all finite");
         assert_eq!(rows, tables as usize);
         let mut seen = Vec::new();
         for message in messages {
@@ -148,6 +176,27 @@ mod tests {
             seen.extend(body.sections().map(|section| section.table));
         }
         assert_eq!(seen, (1..=tables).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_push_with_a_sum_beyond_the_range_is_refused_whole() {
+        let pack_as = |operation, non_finite, values: &[f32]| {
+            let ids = &[7, 8, 7];
+            let content = Content { table: 1, name: "t", dim: 1, operation, ids, values, non_finite };
+            super::super::check(&[content]).expect("each row is finite");
+            pack(&[content], &crate::routing_cache::table_for_tests(64), None)
+                .map(|(messages, _)| messages.len())
+        };
+        let large = [3e38, 1.0, 3e38];
+        for operation in [Operation::Gradient, Operation::Add] {
+            let refused =
+                pack_as(operation, NonFinitePolicy::Reject, &large).expect_err("the sum is infinite");
+            assert_eq!(refused.kind(), ErrorKind::NonFinite);
+            assert!(refused.to_string().contains("id 7"), "{refused}");
+            assert!(pack_as(operation, NonFinitePolicy::Reject, &[3e38, 1.0, -3e38]).is_ok());
+        }
+        assert!(pack_as(Operation::Set, NonFinitePolicy::Reject, &large).is_ok(), "the last one counts");
+        assert!(pack_as(Operation::Gradient, NonFinitePolicy::Clip, &large).is_ok());
     }
 
     #[test]

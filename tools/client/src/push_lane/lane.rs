@@ -281,7 +281,10 @@ impl Lane {
         self.context.stats.retried();
         self.epoch += 1;
         // A full queue, a gap and a damaged message are no reasons to look for another leader.
-        if !matches!(detail.kind(), ErrorKind::Exhausted | ErrorKind::OutOfOrder | ErrorKind::Corrupt) {
+        if self.context.routing.hear_of_recovery(detail) {
+            self.refresh = true;
+        } else if !matches!(detail.kind(), ErrorKind::Exhausted | ErrorKind::OutOfOrder | ErrorKind::Corrupt)
+        {
             self.context.routing.hint(self.group, address, Some(&detail.leader_address));
             self.refresh |= detail.leader_address.is_empty();
         }
@@ -291,8 +294,10 @@ impl Lane {
     async fn resend(&mut self) {
         self.resend_at = None;
         if std::mem::take(&mut self.refresh) {
-            // Nobody answering is found out by sending.
-            let _ = self.context.routing.refresh().await;
+            // Nobody answering is found out by sending. Whose deadline comes first is told in time that it is over.
+            let until = Instant::now() + self.context.options.attempt_timeout;
+            let until = self.next_deadline().map_or(until, |deadline| deadline.min(until));
+            let _ = self.context.routing.refresh(until).await;
         }
         for at in 0..self.unacked.len() {
             self.send(at).await;

@@ -1,8 +1,21 @@
 //! A client stays with the cluster it met first.
 
-use evershard::{Client, ClientOptions, Error, ErrorKind};
+use evershard::{Client, ClientOptions, Error, ErrorKind, definition};
 
-use crate::fake_node::{FakeNode, routing};
+use crate::fake_node::{FakeNode, begin, routing};
+
+#[tokio::test]
+async fn a_hung_node_keeps_nobody_from_asking_the_next() {
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut node = FakeNode::start().await;
+    *node.state.routing.lock() = routing(&[&node], 1);
+    let seeds = format!("http://{},{}", hung.local_addr().unwrap(), node.address);
+    let client = Client::connect(&seeds, ClientOptions::default()).await.unwrap();
+    let table = client.create_table(definition::sparse("t", 1, definition::sgd(1.0))).await.unwrap();
+    let handle = begin(&table, 5).await;
+    node.content(1).await.apply(1);
+    handle.wait().await.unwrap();
+}
 
 #[tokio::test]
 async fn a_node_of_another_cluster_is_not_believed() {
