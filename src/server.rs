@@ -88,8 +88,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         tasks.clone(),
         doors_stop.clone(),
         bounds,
-        Arc::new(move || sessions.meta_state().next_session),
-        node.recovery.clone(),
+        (Arc::new(move || sessions.meta_state().next_session), node.recovery.clone()),
     );
     let grpc = tasks.spawn(serve_doors(node.clone(), parameter, listener, doors_stop.clone()));
     node.ask_for_recoveries().await;

@@ -73,7 +73,8 @@ pub(super) struct BegunPush {
 
 impl ParameterDoor {
     /// A door to `replicas`, with threads for large pulls and threads for pulls that read the disk, and bounds of what is in flight
-    /// for each stream and for the node. Streams end when `stop` is cancelled; `tasks` owns what they spawn.
+    /// for each stream and for the node; what tells which sessions and which recovery epoch the node knows of. Streams end when
+    /// `stop` is cancelled; `tasks` owns what they spawn.
     #[must_use]
     pub fn new(
         replicas: Arc<Replicas>,
@@ -82,8 +83,7 @@ impl ParameterDoor {
         tasks: TaskTracker,
         stop: CancellationToken,
         (stream_in_flight_bytes, node_in_flight_bytes): (usize, usize),
-        next_session: NextSession,
-        recovery: RecoveryEpoch,
+        (next_session, recovery): (NextSession, RecoveryEpoch),
     ) -> Self {
         ParameterDoor {
             replicas,
