@@ -70,7 +70,7 @@ impl Stream {
     }
 
     async fn send(&self, id: u64, request: Request) {
-        self.requests.send(ExchangeRequest { id, request: Some(request) }).await.unwrap();
+        self.requests.send(ExchangeRequest { id, request: Some(request), recovery_epoch: 0 }).await.unwrap();
     }
 
     async fn next(&mut self) -> (u64, Reply) {
