@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::identity::ListedReplica;
 use super::node::Node;
 use super::replicas::ShardReplica;
-use crate::meta::state::{META_GROUP, find_group};
+use crate::meta::state::{META_GROUP, gave_away};
 use crate::service::RequestError;
 use crate::telemetry::metric_definitions as metric;
 
@@ -304,8 +304,7 @@ impl Node {
     /// A replica here whose place the meta group gave away for good. A stale copy of the meta state must not delete a
     /// living replica: so its own group must have let it go too, or it must be quarantined.
     fn is_replaced(&self, state: &MetaState, held: &ListedReplica) -> bool {
-        let Some(group) = find_group(state, held.group) else { return false };
-        if group.replicas.iter().any(|r| r.replica == held.replica) {
+        if !gave_away(state, held.group, held.replica) {
             return false;
         }
         if self.replicas.quarantined().iter().any(|q| q.listed.replica == held.replica) {

@@ -173,6 +173,14 @@ pub fn find_group(state: &MetaState, group: u64) -> Option<&GroupPlacement> {
     state.groups.iter().find(|g| g.group == group)
 }
 
+/// Whether `replica` had a place in `group` once and has none any more. A state from before the replica was thought of says
+/// no such thing: a new replica of the meta group sees every state of the past while it catches up, and would end itself.
+#[must_use]
+pub fn gave_away(state: &MetaState, group: u64, replica: u64) -> bool {
+    let is_placed = |group: &GroupPlacement| group.replicas.iter().any(|r| r.replica == replica);
+    replica < state.next_replica && find_group(state, group).is_some_and(|group| !is_placed(group))
+}
+
 fn find_group_mut(state: &mut MetaState, group: u64) -> Option<&mut GroupPlacement> {
     state.groups.iter_mut().find(|g| g.group == group)
 }
@@ -388,6 +396,19 @@ mod tests {
         let group = find_group(&state, 1).expect("group 1");
         assert_eq!(group.replicas.len(), 3);
         assert!(group.replicas.iter().all(|r| r.replica != old && r.replaces == 0));
+    }
+
+    #[test]
+    fn a_place_is_given_away_only_after_it_was_given() {
+        let mut state = cluster(3, 2, 3);
+        let old = state.groups[0].replicas[0].replica;
+        let new = state.next_replica;
+        assert!(!gave_away(&state, 0, new), "nobody has thought of it yet");
+        run(&mut state, Command::ReplaceReplica(v1::ReplaceReplica { group: 0, old }));
+        assert!(!gave_away(&state, 0, new) && !gave_away(&state, 0, old));
+        run(&mut state, Command::FinishReplacement(v1::FinishReplacement { group: 0, old, new }));
+        assert!(gave_away(&state, 0, old) && !gave_away(&state, 0, new));
+        assert!(!gave_away(&state, 99, old), "a group that this state does not know");
     }
 
     #[test]
