@@ -82,3 +82,25 @@ fn a_damaged_file_is_no_more_than_no_file() {
     assert_eq!(in_memory(&replica, 1..=10), BTreeSet::new());
     assert_eq!(pull(replica.machine(), 2, 7), (vec![7.0], true));
 }
+
+#[test]
+fn of_many_rows_the_hottest_are_kept_and_come_before_the_others() {
+    let mut replica = flushed(100, 0);
+    let hot: BTreeSet<u64> = [3, 20, 41, 66].into();
+    (1..=100).for_each(|id| drop(pull(replica.machine(), 2, id)));
+    for id in hot.iter().cycle().take(2 * hot.len()) {
+        pull(replica.machine(), 2, *id);
+    }
+    replica.machine().rows().remember_hottest().expect("written");
+    replica.crash();
+    let mut batches = 0;
+    replica.machine().rows().warm_hottest(&mut || {
+        batches += 1;
+        batches < 2
+    });
+    assert_eq!(in_memory(&replica, 1..=100), hot, "the first batch");
+    replica.machine().rows().warm_hottest(&mut || true);
+    // Of those that were used as much, the ones that changed last.
+    let all: BTreeSet<u64> = hot.into_iter().chain(97..=100).collect();
+    assert_eq!((all.len(), in_memory(&replica, 1..=100)), (ROWS_MAX, all));
+}
