@@ -7,6 +7,7 @@ mod support;
 
 use std::time::Duration;
 
+use support::laggard::{applied, is_left_behind, leave_behind};
 use support::node::was_killed;
 use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::Trainer;
@@ -15,6 +16,8 @@ use tokio::time::{Instant, sleep};
 
 const DIM: usize = 64;
 const VICTIM: u64 = 3;
+/// Sent a snapshot by the victim, where that is the point.
+const SLEEPER: u64 = 1;
 
 fn options() -> Options {
     Options { shards: 2, ..Options::default() }
@@ -52,19 +55,19 @@ async fn crash_at(point: &str, pass: u64, way: Way) {
     let failpoints = format!("{point}=kill@{pass}");
 
     if way == Way::CatchUp {
+        let then = applied(&cluster, VICTIM).await;
         cluster.kill(VICTIM);
-        // 17 KiB a push over two shards, against 128 KiB retained.
-        wait_progress(&pushers, 120).await;
+        leave_behind(&cluster, &then).await;
         cluster.node_mut(VICTIM).start(Some(&failpoints));
     } else {
         cluster.kill(VICTIM);
         cluster.node_mut(VICTIM).start(Some(&failpoints));
-        provoke(&mut cluster, &pushers, way).await;
+        provoke(&mut cluster, way).await;
     }
     wait_for_crash(&mut cluster, point, way).await;
     // The victim may have crashed before or after the sleeper was woken.
-    if !cluster.node(1).is_running() {
-        cluster.restart(1);
+    if !cluster.node(SLEEPER).is_running() {
+        cluster.restart(SLEEPER);
     }
     cluster.restart(VICTIM);
     cluster.wait_ready().await;
@@ -80,26 +83,26 @@ async fn crash_at(point: &str, pass: u64, way: Way) {
 }
 
 /// Brings the victim into the role in which it comes to the point. It may crash at any moment.
-async fn provoke(cluster: &mut Cluster, pushers: &[Pusher], way: Way) {
+async fn provoke(cluster: &mut Cluster, way: Way) {
     if way != Way::SendSnapshot {
         return;
     }
     lead_everything(cluster).await;
-    cluster.kill(1);
+    let then = applied(cluster, SLEEPER).await;
+    cluster.kill(SLEEPER);
     // It begins to send as soon as the sleeper lacks more than is retained: then it crashes, and without a quorum nobody
     // gets any further.
-    let target: Vec<u64> = pushers.iter().map(|pusher| pusher.acknowledged() + 120).collect();
     let deadline = Instant::now() + PATIENCE;
-    while pushers.iter().zip(&target).any(|(pusher, target)| pusher.acknowledged() < *target) {
+    while let Err(missing) = is_left_behind(cluster, &then).await {
         if cluster.node_mut(VICTIM).has_ended() {
             return;
         }
-        assert!(Instant::now() < deadline, "clients do not go on");
+        assert!(Instant::now() < deadline, "the sleeper could still be served from the log: {missing}");
         sleep(Duration::from_millis(10)).await;
     }
     // A snapshot is sent by a leader: the victim still is one, or nobody comes to the point.
     lead_everything(cluster).await;
-    cluster.node_mut(1).start(None);
+    cluster.node_mut(SLEEPER).start(None);
 }
 
 /// Makes the victim lead all shards, unless it has crashed.

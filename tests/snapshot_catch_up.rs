@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use support::laggard::{applied, leave_behind};
 use support::metrics::metric;
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::Trainer;
@@ -26,32 +27,6 @@ fn options() -> Options {
 fn load() -> Load {
     // 64 rows of 64 floats: 17 KiB a push.
     Load { ids: 4096, rows_a_push: 64, ..Load::small("audit", DIM) }
-}
-
-/// Waits until the leader of every shard has flushed (and so may purge) far beyond where `follower` is.
-async fn leave_behind(cluster: &Cluster, follower_applied: &[u64]) {
-    for shard in cluster.shards() {
-        let then = follower_applied[shard as usize];
-        eventually(&format!("shard {shard} runs away"), || async {
-            let leader = cluster.leader_now(shard).await.ok_or("no leader")?;
-            let replica = cluster.replica(leader, shard).await.ok_or("no answer")?;
-            // Each entry is at least 8 KiB here: three times what is retained.
-            if replica.flushed > then + 3 * RETAIN_BYTES / 8192 {
-                Ok(())
-            } else {
-                Err(format!("{replica:?}"))
-            }
-        })
-        .await;
-    }
-}
-
-async fn applied(cluster: &Cluster, node: u64) -> Vec<u64> {
-    let mut indexes = Vec::new();
-    for shard in cluster.shards() {
-        indexes.push(cluster.replica(node, shard).await.map_or(0, |replica| replica.applied));
-    }
-    indexes
 }
 
 /// A node that leads nothing.
@@ -234,13 +209,11 @@ async fn a_snapshot_goes_on_after_both_its_ends_were_killed() {
     assert!(ballast.pull(&ids).await.unwrap() == before, "the same rows from the receiver");
 }
 
-/// Waits until a node has flushed, and so purged, far more than is retained behind `index`.
+/// Waits until a node has nothing in its log of what follows `index`.
 async fn wait_purged(cluster: &Cluster, node: u64, index: u64) {
     eventually(&format!("node {node} leaves {index} behind"), || async {
         let replica = cluster.replica(node, 0).await.ok_or("no answer")?;
-        // A message of ballast is 256 KiB.
-        let purged = replica.flushed.saturating_sub(RETAIN_BYTES / (256 * 1024) + 1);
-        if purged > index + 8 { Ok(()) } else { Err(format!("{replica:?}")) }
+        if replica.purged > index + 8 { Ok(()) } else { Err(format!("{replica:?}")) }
     })
     .await;
 }

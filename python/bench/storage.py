@@ -143,30 +143,37 @@ def restart(args, folder: pathlib.Path) -> None:
 
 def snapshot(args, folder: pathlib.Path) -> None:
     print("snapshot: a follower comes back after the log behind it is gone; pushes of 1 worker, R = 3, fsync, one shard, in thousand rows/s")
-    print(f"{'GiB':>5} {'seconds':>8} {'MiB/s':>7} {'before':>8} {'during':>8} {'part':>6}")
-    size = args.snapshot_gib
-    rows = int(size * 2**30 / ROW_BYTES)
+    print("pushes of the followers' absence, of the transfer, and of after it")
+    print(f"{'GiB':>5} {'sent':>5} {'seconds':>8} {'MiB/s':>7} {'before':>8} {'during':>8} {'after':>8} {'part':>6}")
+    rows = int(args.snapshot_gib * 2**30 / ROW_BYTES)
     home = folder / "snapshot"
-    dev = Dev(home, 1, "--log-retain-bytes", str(16 << 20), nodes=3)
+    dev = Dev(home, 1, "--log-retain-bytes", str(16 << 20), *args.server, nodes=3)
     try:
         pushes = lambda seconds: bench(dev, rows, 1.05, "push", seconds, 1)[0]["rows_per_s"] / 1e3
+        replicas = lambda: {replica["node"]: replica for replica in dev.ask("status")["shards"][0]["replicas"]}
         pushes(1.0)
         leader = dev.ask("shard", "list")["shards"][0]["leader"]
         away = next(node for node in (3, 2) if node != leader)
+        then = replicas()[away]["last_index"]
         dev.control("kill-node", str(away))
-        received = lambda: sum(dev.metrics(node).get('evershard_snapshot_bytes_total{kind="sent"}', 0.0) for node in (1, 2, 3) if node != away)
-        # Two flushes later the log behind the follower is gone.
-        pushes(10.0)
+        while replicas()[leader]["purged"] <= then:
+            pushes(3.0)
         before = pushes(10.0)
+        sent = lambda: dev.metrics(leader).get('evershard_snapshot_bytes_total{kind="sent"}', 0.0)
+        first = sent()
         dev.control("start-node", str(away))
-        began, first = time.monotonic(), received()
-        during, sent = [], first
-        while sent - first < 0.98 * rows * (ROW_BYTES - 16) and time.monotonic() - began < args.snapshot_patience:
+        began, during = time.monotonic(), []
+        is_back = lambda now: now[away]["applied"] and now[away]["applied"] + 1000 > now[leader]["applied"]
+        while not is_back(replicas()) and time.monotonic() - began < args.snapshot_patience:
             during.append(pushes(3.0))
-            sent = received()
-        took = time.monotonic() - began
+        took, bytes_sent = time.monotonic() - began, sent() - first
+        after = pushes(10.0)
         mean = sum(during) / max(len(during), 1)
-        print(f"{(sent - first) / 2**30:>5.2f} {took:>8.1f} {(sent - first) / 2**20 / took:>7.0f} {before:>8.0f} {mean:>8.0f} {mean / before:>6.2f}", flush=True)
+        print(
+            f"{args.snapshot_gib:>5.1f} {bytes_sent / 2**30:>5.2f} {took:>8.1f} {bytes_sent / 2**20 / took:>7.0f} "
+            f"{before:>8.0f} {mean:>8.0f} {after:>8.0f} {2 * mean / (before + after):>6.2f}",
+            flush=True,
+        )
     finally:
         dev.stop()
         shutil.rmtree(home, ignore_errors=True)
@@ -203,6 +210,7 @@ def main() -> None:
     parser.add_argument("--restart-shards", type=int, default=1)
     parser.add_argument("--snapshot-gib", type=float, default=5.0)
     parser.add_argument("--snapshot-patience", type=float, default=300.0, help="seconds after which a transfer is given up")
+    parser.add_argument("--server", nargs="*", default=[], help="more flags of the servers of a snapshot, after all others")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--dir", help="where clusters live while they are measured (default: a temporary folder)")
     args = parser.parse_args()

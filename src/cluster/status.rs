@@ -67,6 +67,7 @@ fn raft_status(listed: ListedReplica, raft: &Group) -> ReplicaStatus {
         committed: status.committed.unwrap_or(0),
         applied: status.applied.map_or(0, |p| p.index),
         leader_node: status.leader.map_or(0, |(_, peer)| peer.node),
+        purged: status.purged.unwrap_or(0),
         ..named(listed)
     }
 }

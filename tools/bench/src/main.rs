@@ -127,7 +127,9 @@ async fn fill(table: &Table, rows: u64) -> Result<(), Error> {
     if probe.iter().any(|v| *v != 0.0) {
         return Ok(());
     }
-    let values = vec![0.01f32; 16_384 * DIM];
+    // Trained weights do not compress, and these must not: 24 bits of each differ (SplitMix64's increments, cut).
+    let draw = |n: usize| ((n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32;
+    let values: Vec<f32> = (1..=16_384 * DIM).map(|n| 0.02 * (draw(n) / 16_777_216.0 - 0.5)).collect();
     let mut first = 0;
     while first < rows {
         let ids: Vec<u64> = (first..rows.min(first + 16_384)).collect();

@@ -76,6 +76,7 @@ impl AdminService for FakeNode {
                 committed: 8,
                 applied: 8,
                 flushed: 6,
+                purged: 4,
                 digest,
                 digest_index: 8,
                 tables: vec![pb::TableCount {
@@ -199,7 +200,9 @@ async fn status_has_the_stable_shape_and_shows_dead_nodes() {
     assert_eq!(shard["range_end"], u64::MAX);
     assert_eq!((&shard["leader"], &shard["term"]), (&Value::from(1), &Value::from(5)));
     let replica = &shard["replicas"][0];
-    for (field, value) in [("node", 1), ("last_index", 9), ("committed", 8), ("applied", 8), ("flushed", 6)] {
+    for (field, value) in
+        [("node", 1), ("last_index", 9), ("committed", 8), ("applied", 8), ("flushed", 6), ("purged", 4)]
+    {
         assert_eq!(replica[field], value, "{field}");
     }
     assert_eq!((&replica["role"], &replica["digest"]), (&Value::from("leader"), &Value::from("00ff")));

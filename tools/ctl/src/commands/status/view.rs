@@ -106,6 +106,7 @@ pub(crate) struct ReplicaView {
     pub(crate) committed: Option<u64>,
     pub(crate) applied: Option<u64>,
     pub(crate) flushed: Option<u64>,
+    pub(crate) purged: Option<u64>,
     pub(crate) digest: Option<String>,
     pub(crate) digest_index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -248,6 +249,7 @@ impl ReplicaView {
             committed: status.map(|status| status.committed),
             applied: status.map(|status| status.applied),
             flushed: status.map(|status| status.flushed),
+            purged: status.map(|status| status.purged),
             digest_index: digest.as_ref().and(status).map(|status| status.digest_index),
             digest,
             quarantine_reason: status
