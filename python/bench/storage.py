@@ -154,16 +154,17 @@ def snapshot(args, folder: pathlib.Path) -> None:
         pushes(1.0)
         leader = dev.ask("shard", "list")["shards"][0]["leader"]
         away = next(node for node in (3, 2) if node != leader)
-        then = replicas()[away]["last_index"]
+        while (then := replicas()[away]["last_index"]) is None:
+            time.sleep(1)
         dev.control("kill-node", str(away))
-        while replicas()[leader]["purged"] <= then:
+        while (replicas()[leader]["purged"] or 0) <= then:
             pushes(3.0)
         before = pushes(10.0)
         sent = lambda: dev.metrics(leader).get('evershard_snapshot_bytes_total{kind="sent"}', 0.0)
         first = sent()
         dev.control("start-node", str(away))
         began, during = time.monotonic(), []
-        is_back = lambda now: now[away]["applied"] and now[away]["applied"] + 1000 > now[leader]["applied"]
+        is_back = lambda now: now[leader]["applied"] and (now[away]["applied"] or 0) + 1000 > now[leader]["applied"]
         while not is_back(replicas()) and time.monotonic() - began < args.snapshot_patience:
             during.append(pushes(3.0))
         took, bytes_sent = time.monotonic() - began, sent() - first
