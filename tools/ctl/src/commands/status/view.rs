@@ -127,6 +127,8 @@ pub(crate) struct TableView {
     pub(crate) counted: bool,
     /// Over all replicas that answered.
     pub(crate) memory_bytes: u64,
+    /// Of it, places of rows that left, for the next ones that come.
+    pub(crate) free_bytes: u64,
     /// Rows in memory, over all replicas.
     pub(crate) resident: u64,
     /// What a row in memory takes beside its floats.
@@ -269,12 +271,14 @@ impl TableView {
             let status = account(answers, node, group)?;
             status.tables.iter().find(|count| count.table == table.number)
         };
-        let (mut rows, mut counted, mut memory_bytes, mut resident, mut overhead_bytes) = (0, true, 0, 0, 0);
+        let (mut rows, mut counted, mut resident) = (0, true, 0);
+        let (mut memory_bytes, mut free_bytes, mut overhead_bytes) = (0, 0, 0);
         for shard in shards {
             let counts = shard.replicas.iter().filter_map(|replica| count(replica.node, shard.group));
             for count in counts.clone() {
                 memory_bytes += count.memory_bytes;
                 resident += count.resident;
+                free_bytes += count.free_bytes;
                 overhead_bytes += count.overhead_bytes;
             }
             // The leader's count; while it has none, another's; else whoever has most is nearest to the truth.
@@ -300,6 +304,7 @@ impl TableView {
             rows,
             counted,
             memory_bytes,
+            free_bytes,
             resident,
             overhead_bytes_per_row: if resident == 0 { 0.0 } else { overhead_bytes as f64 / resident as f64 },
         }
