@@ -10,6 +10,7 @@ use std::time::Duration;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::FILE_DESCRIPTORS;
 use evershard_proto::v1::admin_service_server::AdminServiceServer;
+use evershard_proto::v1::job_service_server::JobServiceServer;
 use evershard_proto::v1::node_service_server::NodeServiceServer;
 use evershard_proto::v1::parameter_service_server::ParameterServiceServer;
 use tokio::net::TcpListener;
@@ -23,7 +24,7 @@ use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
 use crate::cluster::{agent, disk_keeper};
 use crate::config::ServerConfig;
-use crate::service::{AdminDoor, ClientBounds, NodeDoor, ParameterDoor, ReadPool};
+use crate::service::{AdminDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
 
 /// Streams and calls of one connection at a time.
@@ -191,6 +192,10 @@ async fn serve_doors(
         ))
         .add_service(InterceptedService::new(
             AdminServiceServer::new(AdminDoor::new(node.clone())).max_decoding_message_size(bounded),
+            admit.clone(),
+        ))
+        .add_service(InterceptedService::new(
+            JobServiceServer::new(JobDoor::new(node.clone())).max_decoding_message_size(bounded),
             admit.clone(),
         ))
         .add_service(InterceptedService::new(

@@ -5,6 +5,7 @@
 mod admin;
 mod error;
 mod exchange;
+mod job;
 mod late_raft;
 mod node;
 mod parameter;
@@ -13,6 +14,7 @@ mod replies;
 
 pub use admin::AdminDoor;
 pub use error::RequestError;
+pub use job::JobDoor;
 pub use late_raft::LateRaftService;
 pub use node::NodeDoor;
 pub use parameter::{ClientBounds, ParameterDoor};
