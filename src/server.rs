@@ -10,6 +10,7 @@ use std::time::Duration;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::FILE_DESCRIPTORS;
 use evershard_proto::v1::admin_service_server::AdminServiceServer;
+use evershard_proto::v1::job_service_server::JobServiceServer;
 use evershard_proto::v1::node_service_server::NodeServiceServer;
 use evershard_proto::v1::parameter_service_server::ParameterServiceServer;
 use tokio::net::TcpListener;
@@ -23,7 +24,7 @@ use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
 use crate::cluster::{agent, disk_keeper};
 use crate::config::ServerConfig;
-use crate::service::{AdminDoor, NodeDoor, ParameterDoor, ReadPool};
+use crate::service::{AdminDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
 
 /// Streams and calls of one connection at a time.
@@ -72,7 +73,11 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let cold_pool = Arc::new(ReadPool::start("cold", config.read_threads)?);
     // What a semaphore can count.
     let in_flight = |bytes: u64| usize::try_from(bytes.min(u32::MAX.into())).unwrap_or(usize::MAX);
-    let bounds = (in_flight(config.stream_in_flight_bytes), in_flight(config.node_in_flight_bytes));
+    let bounds = ClientBounds {
+        stream_bytes: in_flight(config.stream_in_flight_bytes),
+        node_bytes: in_flight(config.node_in_flight_bytes),
+        reply_patience: Duration::from_secs(config.reply_patience_seconds.into()),
+    };
     let node = open_node(config, readiness).await?;
 
     let doors_stop = CancellationToken::new();
@@ -187,6 +192,10 @@ async fn serve_doors(
         ))
         .add_service(InterceptedService::new(
             AdminServiceServer::new(AdminDoor::new(node.clone())).max_decoding_message_size(bounded),
+            admit.clone(),
+        ))
+        .add_service(InterceptedService::new(
+            JobServiceServer::new(JobDoor::new(node.clone())).max_decoding_message_size(bounded),
             admit.clone(),
         ))
         .add_service(InterceptedService::new(

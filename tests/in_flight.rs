@@ -24,8 +24,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
 use tonic::transport::Endpoint;
+use tonic::{Code, Streaming};
 
 const DIM: usize = 64;
 const LEADER: u64 = 1;
@@ -146,6 +146,66 @@ async fn replies_that_nobody_reads_do_not_pile_up_beyond_the_nodes_bound() {
     cluster.wait_caught_up().await;
     ledger.assert_matches(&table.pull(&ledger.ids()).await.unwrap(), DIM);
     cluster.assert_replicas_equal().await;
+}
+
+/// Eight clients fill what the node may hold and read nothing, while connections and processes are alive. Their streams end,
+/// and one who came after all of them is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_read_nothing_do_not_keep_others_out() {
+    const STREAMS: usize = 8;
+    const ROWS: u64 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let options = small_bounds(folder.path());
+    let config = folder.path().join("node.toml");
+    let bounds = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{bounds}reply_patience_seconds = 2\n")).unwrap();
+    let cluster = Cluster::start(options).await;
+    cluster.transfer(0, LEADER).await;
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let table = trainer.integers("audit", DIM).await;
+    let number = table.table.number();
+    let group = raw::shard_of(&cluster, number, 0).await.group;
+    let pull = |rows: u64| PullRequest {
+        group,
+        table: number,
+        consistency: Consistency::Leader.into(),
+        keys: (0..rows).flat_map(|id| key_of(number, id).to_le_bytes()).collect::<Vec<u8>>().into(),
+        want_exists: false,
+    };
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS {
+        let stream = Stream::open(&cluster, LEADER).await;
+        for id in 0..24 {
+            stream.send(id, Request::Pull(pull(ROWS))).await;
+        }
+        streams.push(stream);
+    }
+    settled(&|| metric(&cluster, LEADER, "evershard_pull_rows_total")).await;
+
+    // A call of one that is neither on a stream nor in anybody's way is counted too: it waits for room, and gets it.
+    let endpoint = Endpoint::from_shared(cluster.node(LEADER).address()).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let rows = eventually("a call is answered", || async {
+        let mut client = ParameterServiceClient::new(channel.clone()).max_decoding_message_size(64 << 20);
+        client.pull(pull(ROWS)).await.map_err(|status| status.to_string())
+    })
+    .await;
+    assert_eq!(rows.into_inner().rows.len() as u64, ROWS * DIM as u64 * 4);
+    eventually("all streams that are not read end", || async {
+        let cut = metric(&cluster, LEADER, "evershard_streams_cut_total").await;
+        if cut >= STREAMS as f64 { Ok(()) } else { Err(format!("{cut} streams")) }
+    })
+    .await;
+    // Who comes back to his stream is told why it ended.
+    let mut stream = streams.remove(0);
+    let told = loop {
+        match timeout(PATIENCE, stream.replies.message()).await.expect("the stream ends") {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the stream ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(told.code(), Code::ResourceExhausted, "{told}");
 }
 
 /// The figure when it has stopped to change.

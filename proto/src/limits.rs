@@ -20,3 +20,11 @@ pub const TABLES_MAX: usize = 4096;
 pub const TABLE_NAME_BYTES_MAX: usize = 128;
 /// Shards in a cluster.
 pub const SHARDS_MAX: u32 = 4096;
+/// Jobs in a cluster.
+pub const JOBS_MAX: usize = 256;
+/// Workers in a job.
+pub const WORKERS_MAX: u32 = 4096;
+/// Bytes of a worker's cursor.
+pub const CURSOR_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of what a worker calls itself.
+pub const WORKER_NAME_BYTES_MAX: usize = 128;

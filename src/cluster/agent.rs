@@ -84,6 +84,7 @@ pub async fn run_cluster(node: Arc<Node>, stop: CancellationToken) {
             node.finish_tables().await;
             tables_at = Instant::now() + TABLES_PAUSE;
         }
+        node.end_dead_workers(leadership.term).await;
         if Instant::now() >= sessions_at {
             node.expire_sessions(leadership.term).await;
             sessions_at = Instant::now() + SESSIONS_PAUSE;

@@ -9,6 +9,7 @@ pub mod disk_keeper;
 pub mod disk_watch;
 pub mod error;
 pub mod identity;
+pub mod jobs;
 pub mod membership;
 pub mod node;
 pub mod peer_clients;

@@ -25,6 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use super::disk_watch::DiskWatch;
 use super::error::NodeError;
 use super::identity::Identity;
+use super::jobs::WorkerLeases;
 use super::peer_clients::PeerClients;
 use super::push_gate::PushGate;
 use super::recoveries::RecoveryEpoch;
@@ -100,6 +101,10 @@ pub struct Node {
     pub recovery: RecoveryEpoch,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
     pub(super) leases: Leases,
+    /// Of workers.
+    pub(super) worker_leases: WorkerLeases,
+    /// Held while the shards are told of ended sessions.
+    pub(super) ending_sessions: tokio::sync::Mutex<()>,
     /// What last kept each replica from its place.
     pub(super) not_in_place: Mutex<HashMap<u64, String>>,
     /// When to try again to start replicas that could not be opened.
@@ -195,6 +200,8 @@ impl Node {
             heard: Mutex::default(),
             registry: OnceLock::new(),
             leases: Leases::default(),
+            worker_leases: WorkerLeases::default(),
+            ending_sessions: tokio::sync::Mutex::default(),
             not_in_place: Mutex::default(),
             start_again_at: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),

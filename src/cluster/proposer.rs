@@ -168,7 +168,12 @@ impl Node {
         if outcome.error.is_empty() {
             return Ok(outcome);
         }
-        let kind = if outcome.conflict { ErrorKind::Conflict } else { ErrorKind::Invalid };
+        let named = i32::try_from(outcome.kind).ok().and_then(|kind| ErrorKind::try_from(kind).ok());
+        let kind = match named {
+            _ if outcome.conflict => ErrorKind::Conflict,
+            None | Some(ErrorKind::Unspecified) => ErrorKind::Invalid,
+            Some(kind) => kind,
+        };
         Err(RequestError::new(kind, outcome.error))
     }
 }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::shard_command::ShardCommand;
-use evershard_proto::v1::{ErrorKind, ExpireSessions, OpenMetaSession, meta_command::Command};
+use evershard_proto::v1::{
+    ErrorKind, ExpireSessions, OpenMetaSession, WorkerIdentity, meta_command::Command,
+};
 use parking_lot::Mutex;
 
 use super::node::Node;
@@ -54,17 +56,21 @@ impl Leases {
 }
 
 impl Node {
-    /// Issues a session number; the same nonce gives the same number.
+    /// Issues a session number, for a worker if one is given; the same nonce gives the same number.
     ///
     /// # Errors
-    /// UNAVAILABLE when the meta group took no command in time.
-    pub async fn open_session(self: &Arc<Self>, nonce: bytes::Bytes) -> Result<u64, RequestError> {
+    /// FENCED when the worker does not have its rank; UNAVAILABLE when the meta group took no command in time.
+    pub async fn open_session(
+        self: &Arc<Self>,
+        nonce: bytes::Bytes,
+        worker: Option<WorkerIdentity>,
+    ) -> Result<u64, RequestError> {
         self.require_cluster()?;
         if nonce.len() != 16 {
             let what = format!("a session's nonce has 16 bytes, not {}", nonce.len());
             return Err(RequestError::new(ErrorKind::Invalid, what));
         }
-        let open = Command::OpenSession(OpenMetaSession { nonce });
+        let open = Command::OpenSession(OpenMetaSession { nonce, worker });
         let outcome = self.propose_meta(open, Instant::now() + Duration::from_secs(10)).await?;
         Ok(outcome.session)
     }
@@ -82,7 +88,7 @@ impl Node {
             let leader = leadership.leader.filter(|_| !leadership.is_self);
             return Err(RequestError::not_leader(0, leader.as_ref()));
         }
-        if !self.meta_state().sessions.iter().any(|s| s.session == session) {
+        if !self.meta_state().sessions.iter().any(|s| s.session == session && !s.ending) {
             let what =
                 format!("session {session} has ended: the outcome of its unacknowledged pushes is unknown");
             return Err(RequestError::new(ErrorKind::SessionExpired, what));
@@ -96,30 +102,44 @@ impl Node {
         let state = self.meta_state();
         let lease = Duration::from_secs(u64::from(self.config.session_lease_seconds));
         let expired = self.leases.expired(term, state.sessions.iter().map(|s| s.session), lease);
-        if expired.is_empty() {
-            return;
-        }
-        // A leader that was frozen or cut off has heard of nobody, and another may have: only who leads now ends sessions.
-        let Some(meta) = self.replicas.meta() else { return };
-        if meta.raft.read_index().await.is_err() || meta.raft.leadership().term != term {
-            return;
-        }
-        tracing::info!(?expired, "sessions end: their clients were not heard of");
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let live: Vec<u64> =
-            state.sessions.iter().map(|s| s.session).filter(|s| !expired.contains(s)).collect();
-        // The shards first: a session is forgotten by the meta group only when no shard can take its pushes.
-        let entry = ShardCommand::Sessions { floor: state.next_session, live };
-        for group in state.groups.iter().filter(|g| g.shard != META_SHARD) {
-            if let Err(error) = self.propose_to_shard(group.group, &entry, deadline).await {
-                tracing::warn!(group = group.group, %error, "a shard was not told of ended sessions; tried again");
+        if !expired.is_empty() {
+            // A leader that was frozen or cut off has heard of nobody, and another may have: only who leads now ends sessions.
+            let Some(meta) = self.replicas.meta() else { return };
+            if meta.raft.read_index().await.is_err() || meta.raft.leadership().term != term {
                 return;
             }
+            tracing::info!(?expired, "sessions end: their clients were not heard of");
         }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        if let Err(error) = self.end_sessions(expired, deadline).await {
+            tracing::warn!(%error, "sessions that ended are still listed; tried again");
+        }
+    }
+
+    /// Ends `expired`, and every session that the meta group says is ending: no shard takes a push of one when this has
+    /// returned.
+    ///
+    /// # Errors
+    /// UNAVAILABLE, naming the group: some shards know, and all are told again when this is called again.
+    pub(super) async fn end_sessions(
+        self: &Arc<Self>,
+        mut expired: Vec<u64>,
+        deadline: Instant,
+    ) -> Result<(), RequestError> {
+        let _one_at_a_time = self.ending_sessions.lock().await;
+        let state = self.meta_state();
+        expired.extend(state.sessions.iter().filter(|s| s.ending).map(|s| s.session));
+        if expired.is_empty() {
+            return Ok(());
+        }
+        let live = state.sessions.iter().map(|s| s.session).filter(|s| !expired.contains(s)).collect();
+        // The shards first: a session is forgotten by the meta group only when no shard can take its pushes.
+        let entry = ShardCommand::Sessions { floor: state.next_session, live };
+        let shards = state.groups.iter().filter(|g| g.shard != META_SHARD);
+        let told = shards.map(|shard| self.propose_to_shard(shard.group, &entry, deadline));
+        futures_util::future::try_join_all(told).await?;
         let expire = Command::ExpireSessions(ExpireSessions { sessions: expired });
-        if let Err(error) = self.propose_meta(expire, deadline).await {
-            tracing::warn!(%error, "ended sessions are still listed; tried again");
-        }
+        self.propose_meta(expire, deadline).await.map(|_| ())
     }
 }
 

@@ -82,6 +82,7 @@ fn shard_status(replica: &ShardReplica, request: &GetNodeStatusRequest) -> Repli
         rows: t.rows,
         memory_bytes: t.memory_bytes,
         resident: t.resident,
+        free_bytes: t.free_bytes,
         overhead_bytes: t.overhead_bytes,
         uncounted: !t.is_counted,
     };

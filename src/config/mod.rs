@@ -86,6 +86,8 @@ pub struct ServerConfig {
     pub stream_in_flight_bytes: u64,
     /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
     pub node_in_flight_bytes: u64,
+    /// A client that leaves replies lying for this long, and takes none, loses its stream: what is held for it is wanted by others.
+    pub reply_patience_seconds: u32,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
     /// Bytes a second of raft snapshots sent, over all receivers; 0: no limit.
@@ -124,6 +126,7 @@ impl Default for ServerConfig {
             disk_stall_ms: 1000,
             stream_in_flight_bytes: 64 << 20,
             node_in_flight_bytes: 512 << 20,
+            reply_patience_seconds: 60,
             session_lease_seconds: 3600,
             snapshot_bytes_per_second: 100 << 20,
             insecure: false,
@@ -187,6 +190,9 @@ impl ServerConfig {
         }
         if self.flush_interval_ms < 10 {
             return field("flush_interval_ms", "must be at least 10".into());
+        }
+        if self.reply_patience_seconds < 1 {
+            return field("reply_patience_seconds", "must be at least 1".into());
         }
         if self.session_lease_seconds < 10 {
             return field("session_lease_seconds", "must be at least 10".into());

@@ -183,8 +183,9 @@ mod tests {
     use evershard_raft::state_machine::LogPosition;
 
     fn open_session(index: u64, nonce: &'static [u8]) -> CommittedEntry {
-        let command =
-            MetaCommand { command: Some(Command::OpenSession(OpenMetaSession { nonce: nonce.into() })) };
+        let command = MetaCommand {
+            command: Some(Command::OpenSession(OpenMetaSession { nonce: nonce.into(), worker: None })),
+        };
         CommittedEntry {
             position: LogPosition { term: 1, leader: 1, index },
             content: EntryContent::Command { time_ms: 0, command: command.encode_to_vec().into() },

@@ -1,9 +1,10 @@
 //! The meta group (group 0): who is in the cluster, which tables and shards there are, and who may do what next.
 //!
-//! `state.rs` is the pure core, `machine.rs` drives it from the log and keeps it on disk.
+//! `state.rs` and `jobs.rs` are the pure core, `machine.rs` drives it from the log and keeps it on disk.
 //!
 //! Not here: acting on the state (`cluster/`), and telling clients about it (`routing/`).
 
+pub mod jobs;
 mod machine;
 mod record;
 pub mod state;

@@ -1,4 +1,4 @@
-//! The meta group's state and what a meta command does to it: nodes, tables, the shard map, sessions.
+//! The meta group's state and what a meta command does to it: nodes, tables, the shard map, sessions. (Jobs: `jobs.rs`.)
 //!
 //! Pure: no I/O, no clock, no randomness. Every number that is handed out (replica, table, session) comes from a counter
 //! here and is never used again.
@@ -14,6 +14,7 @@ use evershard_proto::v1::{
     self, GroupPlacement, MetaCommand, MetaOutcome, MetaSession, MetaState, MetaTable, ReplicaPlacement,
 };
 
+use super::jobs;
 use crate::model::TableSchema;
 
 /// The shard number that stands for the meta group in a placement.
@@ -40,14 +41,19 @@ pub fn apply(state: &mut MetaState, command: MetaCommand) -> MetaOutcome {
         Command::MarkReplicaCreated(mark) => apply_mark_created(state, &mark),
         Command::ReplaceReplica(replace) => apply_replace(state, &replace),
         Command::FinishReplacement(finish) => apply_finish_replacement(state, &finish),
+        Command::CreateJob(create) => jobs::apply_create(state, create),
+        Command::JoinJob(join) => jobs::apply_join(state, join),
+        Command::Tick(tick) => jobs::apply_tick(state, tick),
+        Command::EndWorker(end) => jobs::apply_end_worker(state, &end),
+        Command::RemoveJob(remove) => jobs::apply_remove(state, &remove),
     }
 }
 
-fn refused(error: impl Into<String>) -> MetaOutcome {
+pub(super) fn refused(error: impl Into<String>) -> MetaOutcome {
     MetaOutcome { error: error.into(), ..MetaOutcome::default() }
 }
 
-fn conflict(error: impl Into<String>) -> MetaOutcome {
+pub(super) fn conflict(error: impl Into<String>) -> MetaOutcome {
     MetaOutcome { conflict: true, ..refused(error) }
 }
 
@@ -161,9 +167,14 @@ fn apply_open_session(state: &mut MetaState, open: v1::OpenMetaSession) -> MetaO
     if let Some(known) = state.sessions.iter().find(|s| s.nonce == open.nonce) {
         return MetaOutcome { session: known.session, ..MetaOutcome::default() };
     }
+    if let Some(worker) = &open.worker
+        && let Err((kind, error)) = jobs::live_worker(state, worker)
+    {
+        return MetaOutcome { kind: kind as u32, ..refused(error) };
+    }
     let session = state.next_session;
     state.next_session += 1;
-    state.sessions.push(MetaSession { session, nonce: open.nonce });
+    state.sessions.push(MetaSession { session, nonce: open.nonce, worker: open.worker, ending: false });
     MetaOutcome { session, ..MetaOutcome::default() }
 }
 
@@ -378,7 +389,9 @@ mod tests {
     #[test]
     fn a_session_retried_with_its_nonce_is_the_same_session() {
         let mut state = cluster(3, 2, 3);
-        let open = |nonce: &'static [u8]| Command::OpenSession(v1::OpenMetaSession { nonce: nonce.into() });
+        let open = |nonce: &'static [u8]| {
+            Command::OpenSession(v1::OpenMetaSession { nonce: nonce.into(), worker: None })
+        };
         let first = run(&mut state, open(b"x")).session;
         assert_eq!(run(&mut state, open(b"x")).session, first);
         assert_eq!(run(&mut state, open(b"y")).session, first + 1);

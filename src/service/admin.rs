@@ -141,7 +141,8 @@ impl AdminService for AdminDoor {
         &self,
         request: Request<OpenSessionRequest>,
     ) -> Result<Response<OpenSessionReply>, Status> {
-        let session = self.node.open_session(request.into_inner().nonce).await?;
+        let OpenSessionRequest { nonce, worker } = request.into_inner();
+        let session = self.node.open_session(nonce, worker).await?;
         Ok(Response::new(OpenSessionReply { session, lease_seconds: self.node.config.session_lease_seconds }))
     }
 

@@ -141,7 +141,7 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::LengthMismatch
         | ErrorKind::NonFinite
         | ErrorKind::TooLarge => Code::InvalidArgument,
-        ErrorKind::UnknownTable => Code::NotFound,
+        ErrorKind::UnknownTable | ErrorKind::UnknownJob => Code::NotFound,
         ErrorKind::NoOptimizer | ErrorKind::NotInitialized | ErrorKind::WrongCluster => {
             Code::FailedPrecondition
         }
@@ -153,9 +153,12 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::Unavailable
         | ErrorKind::OtherRecovery => Code::Unavailable,
         ErrorKind::Exhausted => Code::ResourceExhausted,
-        ErrorKind::OutOfOrder | ErrorKind::SessionExpired | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
-            Code::Aborted
-        }
+        ErrorKind::OutOfOrder
+        | ErrorKind::SessionExpired
+        | ErrorKind::Withdrawn
+        | ErrorKind::Forgotten
+        | ErrorKind::Fenced
+        | ErrorKind::JobAborted => Code::Aborted,
         ErrorKind::Internal | ErrorKind::Unspecified => Code::Internal,
     }
 }

@@ -4,11 +4,10 @@
 //! - pushes of a stream are proposed in the order they came; their answers are waited for apart;
 //! - the bytes of requests being answered and of their replies, until the transport has taken them, are bounded for each stream
 //!   and for the node: above the bound the stream is not read (back-pressure by HTTP/2 flow control);
+//! - a client that leaves its replies lying is cut off (`replies`): what is held for it is wanted by others;
 //! - every spawned answer is owned by the stream's task and ends with it.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use evershard_proto::limits::PULL_REPLY_BYTES_MAX;
 use evershard_proto::v1::exchange_reply::Reply;
@@ -17,58 +16,54 @@ use evershard_proto::v1::{ErrorKind, ExchangeReply, ExchangeRequest, PullRequest
 use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::RequestError;
 use super::parameter::ParameterDoor;
-
-/// What the client receives. What a reply takes of the bounds is given back when the transport takes the reply.
-#[derive(Debug)]
-pub struct Replies(mpsc::Receiver<(ExchangeReply, Permits)>);
-
-/// A request's part of its stream's bound and of the node's.
-type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
-
-impl Stream for Replies {
-    type Item = Result<ExchangeReply, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(context).map(|next| next.map(|(reply, _permits)| Ok(reply)))
-    }
-}
-
-/// Replies waiting for the client to read them.
-const REPLIES_MAX: usize = 256;
+use super::replies::{Held, Permits, Replies, replies};
+use crate::telemetry::metric_definitions as metric;
 
 /// Serves one stream until the client or the node ends it.
 pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest>) -> Replies {
-    let (replies, receiver) = mpsc::channel(REPLIES_MAX);
+    let (sender, receiver, watch) = replies();
     let tasks = door.tasks.clone();
     tasks.spawn(async move {
-        let budget = Arc::new(Semaphore::new(door.stream_in_flight_bytes));
+        let stuck = watch.stuck(door.bounds.reply_patience);
+        let mut stuck = std::pin::pin!(stuck);
+        let budget = Arc::new(Semaphore::new(door.bounds.stream_bytes));
         let mut answers = JoinSet::new();
         loop {
+            let next = async {
+                let request = requests.message().await?;
+                Ok::<_, Status>(match request {
+                    Some(request) => door.admit(&request, &budget).await.map(|permits| (request, permits)),
+                    None => None,
+                })
+            };
             let next = tokio::select! {
                 () = door.stop.cancelled() => break,
-                () = replies.closed() => break,
-                next = requests.message() => next,
+                () = sender.closed() => break,
+                () = &mut stuck => {
+                    metrics::counter!(metric::STREAMS_CUT_TOTAL).increment(1);
+                    tracing::warn!("a client does not take its replies: its stream ends");
+                    break;
+                }
+                next = next => next,
             };
-            let request = match next {
-                Ok(Some(request)) => request,
+            let (request, permits) = match next {
+                Ok(Some(next)) => next,
                 Ok(None) => break,
                 Err(status) => {
                     tracing::debug!(%status, "a client's stream broke");
                     break;
                 }
             };
-            let Some(permits) = door.admit(&request, &budget).await else { break };
-            let replies = replies.clone();
+            let replies = sender.clone();
             let door = door.clone();
             let id = request.id;
             // An answer in time is worth nothing when the client is of another history.
             if let Err(error) = door.recovery.expect(request.recovery_epoch) {
-                send(&replies, id, Err(error), permits).await;
+                answers.spawn(async move { send(&replies, id, Err(error), permits).await });
                 continue;
             }
             match request.request {
@@ -103,7 +98,8 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
                 }
                 None => {
                     let what = "an exchange request of a newer version";
-                    send(&replies, id, Err(RequestError::new(ErrorKind::Invalid, what)), permits).await;
+                    let error = RequestError::new(ErrorKind::Invalid, what);
+                    answers.spawn(async move { send(&replies, id, Err(error), permits).await });
                 }
             }
             while answers.try_join_next().is_some() {}
@@ -121,22 +117,25 @@ impl ParameterDoor {
             Some(Request::PushPull(both)) => both.pull.as_ref().map_or(0, |pull| self.reply_bytes(pull)),
             Some(Request::Push(_)) | None => 0,
         };
-        // At least 1 KiB a request, so that empty ones are bounded too.
-        let cost = (request.encoded_len() + reply_bytes).max(1024);
-        // One that is larger than the bound goes alone. Fits: bounds are at most what a semaphore can count.
-        let of_stream = cost.min(self.stream_in_flight_bytes) as u32;
-        let of_node = cost.min(self.node_in_flight_bytes) as u32;
-        let ours = Arc::clone(stream).acquire_many_owned(of_stream).await.ok()?;
+        let cost = request.encoded_len() + reply_bytes;
+        let ours =
+            Arc::clone(stream).acquire_many_owned(permits(cost, self.bounds.stream_bytes)).await.ok()?;
+        Some((ours, self.admit_to_node(cost).await?))
+    }
+
+    /// Waits until the node has room for `cost` bytes; `None` when it is shutting down.
+    pub(super) async fn admit_to_node(&self, cost: usize) -> Option<OwnedSemaphorePermit> {
         // In the order of asking: a large request is not passed by small ones for ever.
-        let nodes = tokio::select! {
-            () = self.stop.cancelled() => return None,
-            nodes = Arc::clone(&self.node_budget).acquire_many_owned(of_node) => nodes.ok()?,
-        };
-        Some((ours, nodes))
+        let admitted =
+            Arc::clone(&self.node_budget).acquire_many_owned(permits(cost, self.bounds.node_bytes));
+        tokio::select! {
+            () = self.stop.cancelled() => None,
+            admitted = admitted => admitted.ok(),
+        }
     }
 
     /// About how long a pull's reply is.
-    fn reply_bytes(&self, pull: &PullRequest) -> usize {
+    pub(super) fn reply_bytes(&self, pull: &PullRequest) -> usize {
         let row_bytes =
             self.replicas.shard(pull.group).ok().and_then(|replica| {
                 replica.reader.schema(pull.table).map(|schema| schema.dim() as usize * 4)
@@ -145,12 +144,14 @@ impl ParameterDoor {
     }
 }
 
-async fn send(
-    replies: &mpsc::Sender<(ExchangeReply, Permits)>,
-    id: u64,
-    reply: Result<Reply, RequestError>,
-    permits: Permits,
-) {
+/// What a request of `cost` bytes takes of a bound: at least 1 KiB, so that empty ones are bounded too; one that is larger
+/// than the bound goes alone.
+fn permits(cost: usize, bound: usize) -> u32 {
+    // Fits: bounds are at most what a semaphore can count.
+    cost.max(1024).min(bound) as u32
+}
+
+async fn send(replies: &mpsc::Sender<Held>, id: u64, reply: Result<Reply, RequestError>, permits: Permits) {
     let reply = reply.unwrap_or_else(|error| Reply::Error(*error.0));
     if replies.send((ExchangeReply { id, reply: Some(reply) }, permits)).await.is_err() {
         tracing::debug!(id, "the client was gone before its answer");

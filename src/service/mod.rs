@@ -5,14 +5,17 @@
 mod admin;
 mod error;
 mod exchange;
+mod job;
 mod late_raft;
 mod node;
 mod parameter;
 mod read_pool;
+mod replies;
 
 pub use admin::AdminDoor;
 pub use error::RequestError;
+pub use job::JobDoor;
 pub use late_raft::LateRaftService;
 pub use node::NodeDoor;
-pub use parameter::ParameterDoor;
+pub use parameter::{ClientBounds, ParameterDoor};
 pub use read_pool::{ReadPool, ReadPoolError};

@@ -13,7 +13,7 @@
 //! Not here: the stream itself (`exchange.rs`).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use evershard_proto::push_body::{PushBody, PushBodyError};
@@ -23,12 +23,14 @@ use evershard_proto::v1::{
     PushReply, PushRequest,
 };
 use evershard_raft::Answer;
-use tokio::sync::Semaphore;
+use prost::Message;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::exchange::{self, Replies};
+use super::exchange;
+use super::replies::Replies;
 use super::{ReadPool, ReadPoolError, RequestError};
 use crate::cluster::push_gate::PushGate;
 use crate::cluster::recoveries::RecoveryEpoch;
@@ -40,6 +42,8 @@ use crate::telemetry::metric_definitions as metric;
 
 /// A pull whose reply is at most this long is answered on the runtime's own thread.
 const INLINE_PULL_BYTES_MAX: usize = 64 * 1024;
+/// For room, by a call that is not on a stream.
+const CALL_WAITS: Duration = Duration::from_secs(5);
 
 /// The parameter service of a node. Cheap to clone.
 #[derive(Clone)]
@@ -51,12 +55,22 @@ pub struct ParameterDoor {
     pub(super) cold_pool: Arc<ReadPool>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
-    pub(super) stream_in_flight_bytes: usize,
-    pub(super) node_in_flight_bytes: usize,
-    /// What all streams of the node have in flight.
+    pub(super) bounds: ClientBounds,
+    /// What all streams and single calls of the node have in flight.
     pub(super) node_budget: Arc<Semaphore>,
     pub(super) next_session: NextSession,
     pub(super) recovery: RecoveryEpoch,
+}
+
+/// What a node holds for its clients at the most.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientBounds {
+    /// Bytes in flight for one stream: requests being answered, and their replies until they are sent. At most `u32::MAX`.
+    pub stream_bytes: usize,
+    /// The same for all streams and single calls together. At most `u32::MAX`.
+    pub node_bytes: usize,
+    /// How long a client may leave replies lying before its stream ends.
+    pub reply_patience: Duration,
 }
 
 /// The first session number that was not given out, as far as this node knows.
@@ -72,9 +86,9 @@ pub(super) struct BegunPush {
 }
 
 impl ParameterDoor {
-    /// A door to `replicas`, with threads for large pulls and threads for pulls that read the disk, and bounds of what is in flight
-    /// for each stream and for the node; what tells which sessions and which recovery epoch the node knows of. Streams end when
-    /// `stop` is cancelled; `tasks` owns what they spawn.
+    /// A door to `replicas`, with threads for large pulls and threads for pulls that read the disk, and bounds of what is held
+    /// for clients; what tells which sessions and which recovery epoch the node knows of. Streams end when `stop` is
+    /// cancelled; `tasks` owns what they spawn.
     #[must_use]
     pub fn new(
         replicas: Arc<Replicas>,
@@ -82,7 +96,7 @@ impl ParameterDoor {
         (read_pool, cold_pool): (Arc<ReadPool>, Arc<ReadPool>),
         tasks: TaskTracker,
         stop: CancellationToken,
-        (stream_in_flight_bytes, node_in_flight_bytes): (usize, usize),
+        bounds: ClientBounds,
         (next_session, recovery): (NextSession, RecoveryEpoch),
     ) -> Self {
         ParameterDoor {
@@ -92,11 +106,24 @@ impl ParameterDoor {
             cold_pool,
             tasks,
             stop,
-            stream_in_flight_bytes,
-            node_in_flight_bytes,
-            node_budget: Arc::new(Semaphore::new(node_in_flight_bytes)),
+            node_budget: Arc::new(Semaphore::new(bounds.node_bytes)),
+            bounds,
             next_session,
             recovery,
+        }
+    }
+
+    /// Waits, for a while, until the node has room for a single call: such a call has no stream that could stand still instead.
+    async fn admit_call(&self, cost: usize) -> Result<OwnedSemaphorePermit, RequestError> {
+        match tokio::time::timeout(CALL_WAITS, self.admit_to_node(cost)).await {
+            Ok(Some(admitted)) => Ok(admitted),
+            Ok(None) => {
+                Err(RequestError::new(ErrorKind::Unavailable, "the node is shutting down").retry_soon())
+            }
+            Err(_) => {
+                let what = "the node holds as much for its clients as it may (node_in_flight_bytes)";
+                Err(RequestError::new(ErrorKind::Exhausted, what).retry_soon())
+            }
         }
     }
 
@@ -298,16 +325,24 @@ impl ParameterService for ParameterDoor {
     type ExchangeStream = Replies;
 
     async fn pull(&self, request: Request<PullRequest>) -> Result<Response<PullReply>, Status> {
-        Ok(Response::new(self.pull_rows(request.into_inner()).await?))
+        let request = request.into_inner();
+        let _admitted = self.admit_call(request.encoded_len() + self.reply_bytes(&request)).await?;
+        Ok(Response::new(self.pull_rows(request).await?))
     }
 
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
-        let begun = self.begin_push(request.get_ref())?;
+        let request = request.into_inner();
+        let _admitted = self.admit_call(request.encoded_len()).await?;
+        let begun = self.begin_push(&request)?;
+        drop(request);
         Ok(Response::new(Self::finish_push(begun).await?))
     }
 
     async fn push_pull(&self, request: Request<PushPullRequest>) -> Result<Response<PushPullReply>, Status> {
-        let (pull, begun) = self.pull_then_begin(request.into_inner()).await?;
+        let request = request.into_inner();
+        let reply_bytes = request.pull.as_ref().map_or(0, |pull| self.reply_bytes(pull));
+        let _admitted = self.admit_call(request.encoded_len() + reply_bytes).await?;
+        let (pull, begun) = self.pull_then_begin(request).await?;
         let push = Self::finish_push(begun).await?;
         Ok(Response::new(PushPullReply { pull: Some(pull), push: Some(push) }))
     }

@@ -36,7 +36,9 @@ pub struct TableStatus {
     pub dirty_rows: u64,
     /// Memory taken.
     pub memory_bytes: u64,
-    /// Of it, what is not floats of rows: headers, index, bookkeeping, free places.
+    /// Of it, what holds no row now and takes the next ones that come: places of rows that left.
+    pub free_bytes: u64,
+    /// Of it, what the rows in memory take beside their floats: headers, index, bookkeeping.
     pub overhead_bytes: u64,
 }
 
@@ -60,7 +62,8 @@ impl ShardMachine {
                 tombstones: table.tombstones(),
                 dirty_rows: table.dirty_rows(),
                 memory_bytes: table.memory_bytes() as u64,
-                overhead_bytes: (table.memory_bytes() as u64)
+                free_bytes: table.free_bytes() as u64,
+                overhead_bytes: ((table.memory_bytes() - table.free_bytes()) as u64)
                     .saturating_sub(table.resident() * table.shape().floats() as u64 * 4),
             })
             .collect();

@@ -14,6 +14,8 @@ pub const PULL_ROWS_TOTAL: &str = "evershard_pull_rows_total";
 pub const PULL_COLD_ROWS_TOTAL: &str = "evershard_pull_cold_rows_total";
 /// Seconds from a pull's arrival to its answer.
 pub const PULL_SECONDS: &str = "evershard_pull_seconds";
+/// Streams that were ended because their clients did not take what they were answered.
+pub const STREAMS_CUT_TOTAL: &str = "evershard_streams_cut_total";
 /// 1 for each replica, by `shard` and `role`.
 pub const REPLICA_ROLE: &str = "evershard_replica_role";
 /// Log index applied, by `shard`.
@@ -67,6 +69,11 @@ pub fn describe() {
     describe_counter!(PULL_ROWS_TOTAL, Unit::Count, "Rows read by pulls");
     describe_counter!(PULL_COLD_ROWS_TOTAL, Unit::Count, "Rows of pulls that were not in memory");
     describe_histogram!(PULL_SECONDS, Unit::Seconds, "From a pull's arrival to its answer");
+    describe_counter!(
+        STREAMS_CUT_TOTAL,
+        Unit::Count,
+        "Streams ended: their clients took no reply for too long"
+    );
     describe_gauge!(REPLICA_ROLE, "1 for each replica, by shard and role");
     describe_gauge!(REPLICA_APPLIED_INDEX, "Log index applied, by shard");
     describe_gauge!(REPLICA_FLUSHED_INDEX, "Log index flushed to RocksDB, by shard");

@@ -126,6 +126,12 @@ impl Table {
         self.arena.bytes() + self.index.bytes() + self.dirty.bytes() + self.residency.bytes()
     }
 
+    /// Of them, what holds no row now and takes the next one that comes.
+    #[must_use]
+    pub fn free_bytes(&self) -> usize {
+        self.arena.bytes() - self.entries as usize * self.arena.row_bytes()
+    }
+
     /// About what one more row takes: its record, its place in the index and its bookkeeping.
     #[must_use]
     pub fn row_bytes(&self) -> usize {

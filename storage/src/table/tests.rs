@@ -436,6 +436,32 @@ fn a_row_costs_at_most_32_bytes_beside_its_floats() {
     }
 }
 
+/// Rows come and go at the bound of a budget: what is free is room for others, not what a row costs.
+#[cfg(not(miri))]
+#[test]
+fn a_row_costs_no_more_when_others_have_left() {
+    const RESIDENT: u64 = 40_000;
+    let shape = RowShape { dim: 16, state: 16 };
+    let mut table = Table::new(shape);
+    let mut key = 0_u64;
+    for _ in 0..40 {
+        for _ in 0..RESIDENT / 10 {
+            key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            table.load(key, RowHeader { version: 1, ..RowHeader::default() }, &[1.0; 32]);
+        }
+        let beyond = table.resident().saturating_sub(RESIDENT);
+        // Fits: a tenth of a small table.
+        table.evict(beyond as u32, u32::MAX, |_, _, _| {});
+    }
+    assert_eq!(table.resident(), RESIDENT);
+    let free = table.free_slots() as usize;
+    assert_eq!(free as u64, RESIDENT / 10);
+    assert!((table.free_bytes() - free * table.arena.row_bytes()) < free * 16, "rows, and a list of them");
+    let floats = RESIDENT as usize * shape.floats() * 4;
+    let overhead = (table.memory_bytes() - table.free_bytes() - floats) as f64 / RESIDENT as f64;
+    assert!(overhead <= 32.0, "{overhead}");
+}
+
 #[test]
 fn slots_of_another_table_do_not_reach_memory() {
     let mut large = Table::new(SHAPE);

@@ -4,53 +4,43 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evershard_proto::RECOVERY_METADATA;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::{
-    CreateTableRequest, DropTableRequest, ErrorKind, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
+    CreateTableRequest, DropTableRequest, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
     ScrubRequest, TableDefinition, TableDescription, TransferLeaderRequest,
 };
-use tonic::metadata::MetadataValue;
-use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
+use tonic::{Response, Status};
 
 use crate::Error;
-use crate::backoff::Backoff;
-use crate::error::{detail_of, is_passing};
+use crate::error::detail_of;
 use crate::routing_cache::RoutingCache;
+use crate::unary::{AskUnder, Asked, Asker};
 
-type Client = AdminServiceClient<InterceptedService<Channel, AskUnder>>;
-
-/// Says the recovery epoch that a call is made under: a node that has not heard of it refuses.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AskUnder(u64);
-
-impl Interceptor for AskUnder {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        request.metadata_mut().insert(RECOVERY_METADATA, MetadataValue::from(self.0));
-        Ok(request)
-    }
-}
+type Client = AdminServiceClient<Asked>;
 
 /// The admin service behind `channel`, asked under `recovery_epoch`.
 pub(crate) fn client(channel: Channel, recovery_epoch: u64) -> Client {
-    Client::new(InterceptedService::new(channel, AskUnder(recovery_epoch)))
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+    of_channel(InterceptedService::new(channel, AskUnder(recovery_epoch)))
+}
+
+fn of_channel(channel: Asked) -> Client {
+    Client::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 /// Admin calls; cheap to clone. Each asks the nodes in turn until one answers or the deadline is over.
 #[derive(Debug, Clone)]
 pub struct Admin {
     routing: Arc<RoutingCache>,
+    asker: Asker,
     deadline: Duration,
 }
 
 impl Admin {
     pub(crate) fn new(routing: Arc<RoutingCache>, deadline: Duration) -> Self {
-        Admin { routing, deadline }
+        Admin { asker: Asker::new(routing.clone()), routing, deadline }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -153,45 +143,7 @@ impl Admin {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let started = Instant::now();
-        let mut backoff = Backoff::default();
-        let mut last = String::from("nothing was tried");
-        let mut tried: Vec<String> = Vec::new();
-        loop {
-            let mut asked_ms = 0;
-            for address in self.routing.addresses() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                if !tried.contains(&address) {
-                    tried.push(address.clone());
-                }
-                let detail = match self.routing.unary_channel(&address) {
-                    Err(detail) => detail,
-                    Ok(channel) => {
-                        let client = client(channel, self.routing.recovery_epoch());
-                        match tokio::time::timeout(left, ask(client)).await {
-                            Ok(Ok(reply)) => return Ok(reply.into_inner()),
-                            Ok(Err(status)) => detail_of(&status),
-                            Err(_) => crate::node_channel::passing("no answer in time".into()),
-                        }
-                    }
-                };
-                match detail.kind() {
-                    ErrorKind::SessionExpired => return Err(Error::SessionExpired(detail.message)),
-                    kind if !is_passing(kind) => return Err(Error::refused(kind, detail.message)),
-                    _ => {}
-                }
-                asked_ms = detail.retry_after_ms;
-                last = format!("{address}: {}", detail.message);
-            }
-            let pause = backoff.pause(asked_ms);
-            if Instant::now() + pause >= deadline {
-                let operation = operation.to_string();
-                return Err(Error::Unavailable { operation, tried, last, elapsed: started.elapsed() });
-            }
-            tokio::time::sleep(pause).await;
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.asker.ask(operation, deadline, left, |channel| ask(of_channel(channel))).await
     }
 }

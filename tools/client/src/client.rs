@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use evershard_proto::limits::TABLE_NAME_BYTES_MAX;
-use evershard_proto::v1::{ErrorKind, Routing, TableDefinition, TableDescription};
+use evershard_proto::v1::{ErrorKind, Routing, TableDefinition, TableDescription, WorkerIdentity};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,6 +17,7 @@ use crate::push_lane::PushLanes;
 use crate::routing_cache::RoutingCache;
 use crate::session::Sessions;
 use crate::stats::{Stats, StatsSnapshot};
+use crate::unary::Asker;
 use crate::{ClientOptions, Error, Table, endpoints};
 
 /// A connection to a cluster; cheap to clone.
@@ -25,18 +26,58 @@ pub struct Client {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share.
+/// What all handles of a client share.
 #[derive(Debug)]
 pub(crate) struct Inner {
+    shared: Shared,
+    pub(crate) lanes: PushLanes,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+    /// The client whose connections these are.
+    of: Option<Arc<Inner>>,
+}
+
+/// What a client shares with those of its workers.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
     pub(crate) options: ClientOptions,
     pub(crate) routing: Arc<RoutingCache>,
     pub(crate) channels: Arc<NodeChannels>,
-    pub(crate) lanes: PushLanes,
     pub(crate) admin: Admin,
+    pub(crate) jobs: Asker,
     pub(crate) stats: Arc<Stats>,
     pub(crate) push_bytes: Arc<Semaphore>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+}
+
+impl std::ops::Deref for Inner {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl Inner {
+    /// Lanes and sessions of their own, a worker's if one is given.
+    fn new(
+        shared: Shared,
+        worker: Option<WorkerIdentity>,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
+        let sessions = Sessions::new(shared.admin.clone(), worker);
+        let lanes = PushLanes::new(
+            shared.options.clone(),
+            shared.routing.clone(),
+            shared.channels.clone(),
+            sessions.clone(),
+            shared.stats.clone(),
+            tasks.clone(),
+            stop.clone(),
+        );
+        tasks.spawn(sessions.renew(stop.clone()));
+        Inner { shared, lanes, tasks, stop, of: None }
+    }
 }
 
 impl Drop for Inner {
@@ -59,33 +100,23 @@ impl Client {
         let channels = NodeChannels::new(options.connect_timeout, tasks.clone(), stop.clone());
         let routing = Arc::new(RoutingCache::new(seeds, channels.clone()));
         let admin = Admin::new(routing.clone(), options.deadline);
-        let sessions = Sessions::new(admin.clone());
-        let stats = Arc::new(Stats::default());
-        let lanes = PushLanes::new(
-            options.clone(),
-            routing.clone(),
-            channels.clone(),
-            sessions.clone(),
-            stats.clone(),
-            tasks.clone(),
-            stop.clone(),
-        );
         routing.refresh_until(Instant::now() + options.deadline).await?;
-        tasks.spawn(sessions.renew(stop.clone()));
+        let jobs = Asker::new(routing.clone());
         let push_bytes = Arc::new(Semaphore::new(options.push_bytes_in_flight));
-        Ok(Client {
-            inner: Arc::new(Inner {
-                options,
-                routing,
-                channels,
-                lanes,
-                admin,
-                stats,
-                push_bytes,
-                tasks,
-                stop,
-            }),
-        })
+        let shared = Shared { options, routing, channels, admin, jobs, stats: Arc::default(), push_bytes };
+        Ok(Client { inner: Arc::new(Inner::new(shared, None, tasks, stop)) })
+    }
+
+    /// A client over the same connections whose pushes are a worker's: they end when it is fenced.
+    pub(crate) fn for_worker(&self, worker: WorkerIdentity) -> Self {
+        let inner = &self.inner;
+        let (tasks, stop) = (TaskTracker::new(), inner.stop.child_token());
+        let mut shared = inner.shared.clone();
+        shared.stats = Arc::default();
+        let mut own = Inner::new(shared, Some(worker), tasks, stop);
+        // The connections are those of the client it was made from, which live as long as it does.
+        own.of = Some(inner.clone());
+        Client { inner: Arc::new(own) }
     }
 
     /// Creates a table, or finds it as defined.

@@ -24,6 +24,7 @@ mod client;
 pub mod definition;
 mod endpoints;
 mod error;
+mod job;
 mod node_channel;
 mod options;
 mod pull;
@@ -33,13 +34,20 @@ mod routing_cache;
 mod session;
 mod stats;
 mod table;
+mod unary;
+mod worker;
 
 pub use admin::Admin;
 pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
-pub use evershard_proto::v1::{Consistency, ErrorKind, Routing, TableDefinition, TableDescription};
+pub use evershard_proto::v1::{
+    Consistency, ErrorKind, JobDefinition, JobDescription, Routing, TableDefinition, TableDescription,
+    WorkerDescription, WorkerState,
+};
+pub use job::{DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;
 pub use pull::{PullInfo, PullOptions};
 pub use push::{PushHandle, PushOptions, PushReceipt};
 pub use stats::StatsSnapshot;
 pub use table::Table;
+pub use worker::Worker;

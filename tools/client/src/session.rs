@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evershard_proto::v1::{OpenSessionRequest, RenewSessionRequest};
+use evershard_proto::v1::{OpenSessionRequest, RenewSessionRequest, WorkerIdentity};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -39,15 +39,18 @@ impl Lease {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     admin: Admin,
+    /// Whose they are: they end when it is fenced, and no more are opened.
+    worker: Option<WorkerIdentity>,
     shared: tokio::sync::Mutex<Option<u64>>,
     live: Mutex<BTreeMap<u64, Lease>>,
     opened: Notify,
 }
 
 impl Sessions {
-    pub(crate) fn new(admin: Admin) -> Arc<Self> {
+    pub(crate) fn new(admin: Admin, worker: Option<WorkerIdentity>) -> Arc<Self> {
         Arc::new(Sessions {
             admin,
+            worker,
             shared: tokio::sync::Mutex::new(None),
             live: Mutex::default(),
             opened: Notify::new(),
@@ -72,7 +75,7 @@ impl Sessions {
     /// A session of its own, for a lane that gave one up, until [`Sessions::release`].
     pub(crate) async fn open(&self, deadline: Instant) -> Result<u64, Error> {
         let nonce: [u8; 16] = rand::random();
-        let request = OpenSessionRequest { nonce: nonce.to_vec().into() };
+        let request = OpenSessionRequest { nonce: nonce.to_vec().into(), worker: self.worker };
         let asked_at = Instant::now();
         let reply = self
             .admin

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::commands::{cluster, completions, node, scrub, shard, status, table};
+use crate::commands::{cluster, completions, job, node, scrub, shard, status, table};
 
 /// Look at an Evershard cluster and change it.
 #[derive(Debug, Parser)]
@@ -77,6 +77,9 @@ pub(crate) enum Command {
     /// The tables and their rows.
     #[command(subcommand)]
     Table(table::TableCommand),
+    /// The training runs: workers, clocks, who waits for whom.
+    #[command(subcommand)]
+    Job(job::JobCommand),
     /// Compare the replicas of every shard, to the bit.
     Scrub(scrub::ScrubArgs),
     /// The cluster as a whole.

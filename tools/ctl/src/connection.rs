@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
+use evershard_proto::v1::job_service_client::JobServiceClient;
 use evershard_proto::v1::parameter_service_client::ParameterServiceClient;
 use evershard_proto::v1::{GetRoutingRequest, Routing};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -40,6 +41,10 @@ impl Node {
 
     pub(crate) fn admin(&self) -> AdminServiceClient<Channel> {
         AdminServiceClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    pub(crate) fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     pub(crate) fn parameters(&self) -> ParameterServiceClient<Channel> {

@@ -86,6 +86,7 @@ impl AdminService for FakeNode {
                     resident: 100,
                     overhead_bytes: 3200,
                     uncounted: false,
+                    free_bytes: 0,
                 }],
                 leader_node: 1,
                 ..Default::default()

@@ -2,6 +2,7 @@
 
 pub(crate) mod cluster;
 pub(crate) mod completions;
+pub(crate) mod job;
 pub(crate) mod node;
 pub(crate) mod scrub;
 pub(crate) mod shard;
@@ -21,6 +22,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Node(command) => node::run(global, command).await,
         Command::Shard(command) => shard::run(global, command).await,
         Command::Table(command) => table::run(global, command).await,
+        Command::Job(command) => job::run(global, command).await,
         Command::Scrub(args) => scrub::run(global, args).await,
         Command::Cluster(command) => cluster::run(global, command).await,
         Command::Completions(args) => completions::run(args),

@@ -3,6 +3,7 @@
 use comfy_table::Table;
 
 use super::view::{ClusterView, ReplicaView};
+use crate::commands::job;
 use crate::output::table;
 
 impl ClusterView {
@@ -21,6 +22,10 @@ impl ClusterView {
             text.push_str(&part.trim_fmt());
             text.push_str("\n\n");
         }
+        if !self.jobs.is_empty() {
+            text.push_str(&self.jobs_table().trim_fmt());
+            text.push_str("\n\n");
+        }
         for note in self.nodes.iter().filter_map(|node| node.disk.as_ref()?.note.as_ref()) {
             text.push_str(&format!("disk: {note}\n"));
         }
@@ -28,6 +33,10 @@ impl ClusterView {
             text.push_str(&self.digests_table().trim_fmt());
         }
         text.trim_end().to_owned()
+    }
+
+    pub(crate) fn jobs_table(&self) -> Table {
+        job::list::jobs_table(&self.jobs)
     }
 
     pub(crate) fn nodes_table(&self) -> Table {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use crate::cli::Global;
+use crate::commands::job::{self, JobView};
 use crate::connection::Connection;
 use crate::error::CtlError;
 
@@ -25,7 +26,7 @@ pub(crate) struct ClusterView {
     pub(crate) shards: Vec<ShardView>,
     pub(crate) tables: Vec<TableView>,
     /// Jobs come with the job service.
-    pub(crate) jobs: Vec<serde_json::Value>,
+    pub(crate) jobs: Vec<JobView>,
 }
 
 /// Which cluster, and of which software.
@@ -127,6 +128,8 @@ pub(crate) struct TableView {
     pub(crate) counted: bool,
     /// Over all replicas that answered.
     pub(crate) memory_bytes: u64,
+    /// Of it, places of rows that left, for the next ones that come.
+    pub(crate) free_bytes: u64,
     /// Rows in memory, over all replicas.
     pub(crate) resident: u64,
     /// What a row in memory takes beside its floats.
@@ -151,7 +154,19 @@ impl ClusterView {
         });
         let answers: BTreeMap<u64, NodeStatus> =
             join_all(answers).await.into_iter().filter_map(|(id, status)| Some((id, status?))).collect();
-        Ok(Self::merge(&connection.routing, &answers))
+        // The one who answers for jobs leads the meta group: while nobody does, the rest is still worth a look.
+        let jobs = match timeout_at(patience, job::gather(&connection)).await {
+            Ok(Ok(jobs)) => jobs.iter().map(JobView::of).collect(),
+            Ok(Err(error)) => {
+                eprintln!("the jobs are not shown: {error}");
+                Vec::new()
+            }
+            Err(_) => {
+                eprintln!("the jobs are not shown: no node answers for them now");
+                Vec::new()
+            }
+        };
+        Ok(ClusterView { jobs, ..Self::merge(&connection.routing, &answers) })
     }
 
     /// Puts the routing table and the nodes' answers together.
@@ -269,12 +284,14 @@ impl TableView {
             let status = account(answers, node, group)?;
             status.tables.iter().find(|count| count.table == table.number)
         };
-        let (mut rows, mut counted, mut memory_bytes, mut resident, mut overhead_bytes) = (0, true, 0, 0, 0);
+        let (mut rows, mut counted, mut resident) = (0, true, 0);
+        let (mut memory_bytes, mut free_bytes, mut overhead_bytes) = (0, 0, 0);
         for shard in shards {
             let counts = shard.replicas.iter().filter_map(|replica| count(replica.node, shard.group));
             for count in counts.clone() {
                 memory_bytes += count.memory_bytes;
                 resident += count.resident;
+                free_bytes += count.free_bytes;
                 overhead_bytes += count.overhead_bytes;
             }
             // The leader's count; while it has none, another's; else whoever has most is nearest to the truth.
@@ -300,6 +317,7 @@ impl TableView {
             rows,
             counted,
             memory_bytes,
+            free_bytes,
             resident,
             overhead_bytes_per_row: if resident == 0 { 0.0 } else { overhead_bytes as f64 / resident as f64 },
         }

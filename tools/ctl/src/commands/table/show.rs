@@ -44,6 +44,7 @@ fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableVie
         "rows_counted": counted.map(|table| table.counted),
         "rows_in_memory": counted.map(|table| table.resident),
         "memory_bytes": counted.map(|table| table.memory_bytes),
+        "free_bytes": counted.map(|table| table.free_bytes),
         "overhead_bytes_per_row": counted.map(|table| (table.overhead_bytes_per_row * 10.0).round() / 10.0),
         "optimizer": optimizer_of(definition),
         "initializer": initializer_of(definition),

@@ -1,0 +1,296 @@
+//! A worker of a job: an incarnation of a rank, with a lease, a clock and a cursor.
+//!
+//! Its pushes go under sessions that belong to it: when another takes its rank, or its lease ends, no shard takes them any
+//! more, and every call of it fails with FENCED.
+//!
+//! Invariants:
+//! - a step ends only when all pushes of it are acknowledged: who is allowed to read them by the staleness reads them;
+//! - the clock here is that of the last tick that was answered: a tick whose answer was lost is made again as it was.
+//!
+//! Not here: who waits for whom (the servers), jobs themselves (`job`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use evershard_proto::v1::{
+    ErrorKind, JoinJobReply, LeaveJobRequest, RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
+};
+use parking_lot::Mutex;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::client::{Client, Inner};
+use crate::error::Refusal;
+use crate::job::call;
+use crate::push::{PushHandle, PushOptions, PushReceipt};
+use crate::{Error, Table};
+
+/// How long a node is asked to wait for the other workers in one call.
+const WAIT_MS: u32 = 3000;
+
+/// A worker that has its rank, as far as it knows.
+#[derive(Debug)]
+pub struct Worker {
+    client: Client,
+    identity: WorkerIdentity,
+    clock: u64,
+    barriers: u64,
+    cursor: Bytes,
+    /// Pushes of the step, begun and not yet acknowledged.
+    begun: Vec<PushHandle>,
+    fenced: Arc<Mutex<Option<Refusal>>>,
+    /// Ends the renewals.
+    _renewing: DropGuard,
+}
+
+impl Worker {
+    pub(crate) fn new(client: &Client, joined: JoinJobReply) -> Result<Self, Error> {
+        let internal = || Error::refused(ErrorKind::Internal, "the answer to a join names no worker");
+        let identity = joined.worker.ok_or_else(internal)?;
+        let lease_ms = joined.definition.map_or(0, |definition| definition.lease_ms);
+        let client = client.for_worker(identity);
+        let fenced = Arc::new(Mutex::new(None));
+        let stop = client.inner.stop.child_token();
+        // The task holds no handle of the client: it ends with the last one.
+        let renewing = renew(Arc::downgrade(&client.inner), identity, lease_ms, fenced.clone(), stop.clone());
+        client.inner.tasks.spawn(renewing);
+        Ok(Worker {
+            client,
+            identity,
+            clock: joined.clock,
+            barriers: joined.barriers,
+            cursor: joined.cursor,
+            begun: Vec::new(),
+            fenced,
+            _renewing: stop.drop_guard(),
+        })
+    }
+
+    /// Its rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.identity.rank
+    }
+
+    /// Its fencing epoch: the higher one has the rank.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.identity.epoch
+    }
+
+    /// Steps that the rank has done, by whichever incarnation.
+    #[must_use]
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// What the rank's last tick said: where to go on.
+    #[must_use]
+    pub fn cursor(&self) -> &[u8] {
+        &self.cursor
+    }
+
+    /// The same table, through this worker.
+    #[must_use]
+    pub fn table(&self, table: &Table) -> Table {
+        Table::new(self.client.inner.clone(), table.number(), table.definition().clone())
+    }
+
+    /// Counters of this worker's pushes and pulls.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Pulls rows: see [`Table::pull`]. Every push of the steps that the staleness promises is in them.
+    ///
+    /// # Errors
+    /// As [`Table::pull`]; FENCED when the worker knows that it is.
+    pub async fn pull(&self, table: &Table, ids: &[u64], out: &mut [f32]) -> Result<(), Error> {
+        self.check()?;
+        self.table(table).pull(ids, out).await
+    }
+
+    /// Pushes gradients as part of this step; returns when they are applied.
+    ///
+    /// # Errors
+    /// As [`Table::push`]; FENCED when another has the rank, or the lease ended.
+    pub async fn push(&self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<PushReceipt, Error> {
+        self.check()?;
+        let pushed = self.table(table).push_with(ids, gradients, self.options()).await;
+        match pushed {
+            Ok(receipt) => Ok(receipt),
+            Err(error) => Err(self.judge(error).await),
+        }
+    }
+
+    /// Begins a push as part of this step; [`Worker::tick`] waits for it.
+    ///
+    /// # Errors
+    /// As [`Table::push_begin`]; FENCED.
+    pub async fn push_begin(&mut self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<(), Error> {
+        self.check()?;
+        let begun = self.table(table).push_begin(ids, gradients, self.options()).await?;
+        self.begun.push(begun);
+        Ok(())
+    }
+
+    fn options(&self) -> PushOptions {
+        PushOptions { clock: self.clock, ..PushOptions::default() }
+    }
+
+    /// Ends the step: `cursor` is where a replacement would go on. Returns when the job's staleness allows the next step,
+    /// however long the others take.
+    ///
+    /// # Errors
+    /// What became of a push that was begun (the step has not ended then); FENCED, JOB_ABORTED; [`Error::Unavailable`]: the
+    /// step may have ended, and the same call may be made again.
+    pub async fn tick(&mut self, cursor: &[u8]) -> Result<(), Error> {
+        self.settle().await?;
+        let cursor = Bytes::copy_from_slice(cursor);
+        self.meet(self.clock + 1, self.barriers, cursor.clone()).await?;
+        self.clock += 1;
+        self.cursor = cursor;
+        Ok(())
+    }
+
+    /// Waits until every worker has come to its barrier of the same number.
+    ///
+    /// # Errors
+    /// As [`Worker::tick`].
+    pub async fn barrier(&mut self) -> Result<(), Error> {
+        self.settle().await?;
+        self.meet(self.clock, self.barriers + 1, Bytes::new()).await?;
+        self.barriers += 1;
+        Ok(())
+    }
+
+    /// Its part is done: nobody waits for it any more.
+    ///
+    /// # Errors
+    /// As [`Worker::tick`].
+    pub async fn leave(mut self) -> Result<(), Error> {
+        self.settle().await?;
+        let request = LeaveJobRequest { worker: Some(self.identity) };
+        call(&self.client.inner, "leave a job", |mut client| async move { client.leave_job(request).await })
+            .await
+            .map(|_| ())
+    }
+
+    /// Waits for what was begun.
+    async fn settle(&mut self) -> Result<(), Error> {
+        self.check()?;
+        for begun in std::mem::take(&mut self.begun) {
+            if let Err(error) = begun.wait().await {
+                return Err(self.judge(error).await);
+            }
+        }
+        Ok(())
+    }
+
+    async fn meet(&self, clock: u64, barriers: u64, cursor: Bytes) -> Result<(), Error> {
+        loop {
+            self.check()?;
+            let request = TickRequest {
+                worker: Some(self.identity),
+                clock,
+                barriers,
+                cursor: cursor.clone(),
+                wait_ms: WAIT_MS,
+            };
+            let told = call(&self.client.inner, "end a step", |mut client| {
+                let request = request.clone();
+                async move { client.tick(request).await }
+            });
+            let TickReply { may_go_on, slowest, waits_for } = told.await.map_err(|error| self.note(error))?;
+            if may_go_on {
+                return Ok(());
+            }
+            tracing::debug!(
+                rank = self.identity.rank,
+                clock,
+                slowest,
+                ?waits_for,
+                "waiting for other workers"
+            );
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match &*self.fenced.lock() {
+            Some(refusal) => Err(Error::Refused(refusal.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers that the worker is fenced, if that is what an error says.
+    fn note(&self, error: Error) -> Error {
+        if let Error::Refused(refusal) = &error
+            && is_end(refusal.kind)
+        {
+            *self.fenced.lock() = Some(refusal.clone());
+        }
+        error
+    }
+
+    /// What is behind a push that failed: its session ends when the worker is fenced. What is known of its ids stays said.
+    async fn judge(&self, error: Error) -> Error {
+        let request = RenewWorkerRequest { worker: Some(self.identity) };
+        let asked = call(&self.client.inner, "renew a worker", |mut client| async move {
+            client.renew_worker(request).await
+        });
+        let Err(Error::Refused(refusal)) = asked.await else { return error };
+        if !is_end(refusal.kind) {
+            return error;
+        }
+        *self.fenced.lock() = Some(refusal.clone());
+        match error {
+            Error::PartialPush(mut partial) => {
+                partial.kind = Some(refusal.kind);
+                partial.cause = refusal.message;
+                Error::PartialPush(partial)
+            }
+            _ => Error::Refused(refusal),
+        }
+    }
+}
+
+/// Whether it is over for this incarnation.
+fn is_end(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Fenced | ErrorKind::JobAborted | ErrorKind::UnknownJob)
+}
+
+/// Keeps a worker's lease until `stop`, or until it is fenced.
+async fn renew(
+    inner: std::sync::Weak<Inner>,
+    identity: WorkerIdentity,
+    lease_ms: u32,
+    fenced: Arc<Mutex<Option<Refusal>>>,
+    stop: CancellationToken,
+) {
+    let every = Duration::from_millis(u64::from(lease_ms / 4)).max(Duration::from_millis(100));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(every) => {}
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        let request = RenewWorkerRequest { worker: Some(identity) };
+        let asked =
+            call(&inner, "renew a worker", |mut client| async move { client.renew_worker(request).await });
+        let told = tokio::select! {
+            () = stop.cancelled() => return,
+            told = asked => told,
+        };
+        match told {
+            Ok(_) => {}
+            Err(Error::Refused(refusal)) if is_end(refusal.kind) => {
+                *fenced.lock() = Some(refusal);
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(rank = identity.rank, epoch = identity.epoch, %error, "the worker's lease was not renewed");
+            }
+        }
+    }
+}
