@@ -120,6 +120,8 @@ proptest! {
             let _ = v1::NodeStatus::decode(bytes.as_slice());
             let _ = v1::ErrorDetail::decode(bytes.as_slice());
             let _ = v1::JoinRequest::decode(bytes.as_slice());
+            let _ = v1::TickRequest::decode(bytes.as_slice());
+            let _ = v1::JoinJobRequest::decode(bytes.as_slice());
         });
     }
 }
@@ -159,13 +161,61 @@ fn meta_state() -> v1::MetaState {
             active: true,
             dropped: false,
         }],
-        sessions: vec![v1::MetaSession { session: 9, nonce: bytes::Bytes::from_static(b"nonce") }],
+        sessions: vec![v1::MetaSession {
+            session: 9,
+            nonce: bytes::Bytes::from_static(b"nonce"),
+            ..Default::default()
+        }],
         next_session: 10,
         next_table: 4,
         next_group: 2,
         next_replica: 7,
         replicas: 3,
+        ..Default::default()
     }
+}
+
+/// With a job, which the first states knew nothing of.
+fn meta_state_with_job() -> v1::MetaState {
+    let worker = v1::WorkerIdentity { job: 1, rank: 0, epoch: 6 };
+    let definition = v1::JobDefinition {
+        name: "ml".to_owned(),
+        workers: 1,
+        staleness: 2,
+        asynchronous: false,
+        dead_worker: v1::DeadWorkerPolicy::Wait.into(),
+        lease_ms: 10_000,
+    };
+    let mut state = meta_state();
+    state.sessions[0].worker = Some(worker);
+    state.sessions[0].ending = true;
+    state.jobs = vec![v1::MetaJob {
+        number: 1,
+        definition: Some(definition),
+        workers: vec![v1::MetaWorker {
+            state: v1::WorkerState::Live.into(),
+            epoch: 6,
+            clock: 7,
+            barriers: 8,
+            cursor: bytes::Bytes::from_static(b"cursor"),
+            nonce: bytes::Bytes::from_static(b"0123456789abcdef"),
+            name: "host 1".to_owned(),
+        }],
+        next_epoch: 6,
+        aborted: "why".to_owned(),
+    }];
+    state.next_job = 1;
+    state
+}
+
+fn tick_command() -> v1::MetaCommand {
+    let command = v1::RecordTick {
+        worker: Some(v1::WorkerIdentity { job: 1, rank: 2, epoch: 3 }),
+        clock: 4,
+        barriers: 5,
+        cursor: bytes::Bytes::from_static(b"cursor"),
+    };
+    v1::MetaCommand { command: Some(v1::meta_command::Command::Tick(command)) }
 }
 
 fn meta_command() -> v1::MetaCommand {
@@ -177,7 +227,9 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(lane_frame().encode_to_vec()),
         Just(meta_state().encode_to_vec()),
+        Just(meta_state_with_job().encode_to_vec()),
         Just(meta_command().encode_to_vec()),
+        Just(tick_command().encode_to_vec()),
         push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
     ]
 }
@@ -213,6 +265,10 @@ fn numbers_of_protobuf_fields_stay_as_they_are() {
     assert_eq!(v1::LaneFrame::decode(bytes.as_slice()), Ok(lane_frame()));
     let bytes = golden(CRATE, "meta-state.bin", &meta_state().encode_to_vec());
     assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state()));
+    let bytes = golden(CRATE, "meta-state-job.bin", &meta_state_with_job().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_job()));
+    let bytes = golden(CRATE, "meta-command-tick.bin", &tick_command().encode_to_vec());
+    assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(tick_command()));
     let bytes = golden(CRATE, "meta-command.bin", &meta_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(meta_command()));
 }

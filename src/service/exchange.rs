@@ -106,7 +106,7 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
         }
         // Dropping the set ends what is still being answered: the client is gone, and what is in the log stays.
     });
-    Replies(receiver)
+    receiver
 }
 
 impl ParameterDoor {

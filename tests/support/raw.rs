@@ -29,7 +29,7 @@ impl RawSession {
     pub(crate) async fn open(cluster: &Cluster) -> Self {
         let nonce = Bytes::copy_from_slice(&rand::random::<[u8; 16]>());
         let number = eventually("a session", || async {
-            let request = OpenSessionRequest { nonce: nonce.clone() };
+            let request = OpenSessionRequest { nonce: nonce.clone(), worker: None };
             match cluster.admin(1).open_session(request).await {
                 Ok(reply) => Ok(reply.into_inner().session),
                 Err(status) => Err(status.to_string()),
