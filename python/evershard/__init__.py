@@ -17,6 +17,7 @@ from evershard._evershard import PendingPush, __version__
 from evershard.cluster import Cluster, connect
 from evershard.definitions import SGD, Adagrad, Adam, Initializer, Normal, Optimizer, Uniform, Zeros
 from evershard.errors import *  # noqa: F403 - the errors' own __all__
+from evershard.job import Job, Worker
 from evershard.local import LocalCluster, local
 from evershard.table import Table
 
@@ -26,12 +27,14 @@ __all__ = [
     "Adam",
     "Cluster",
     "Initializer",
+    "Job",
     "LocalCluster",
     "Normal",
     "Optimizer",
     "PendingPush",
     "Table",
     "Uniform",
+    "Worker",
     "Zeros",
     "__version__",
     "connect",

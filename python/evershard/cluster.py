@@ -21,6 +21,7 @@ from evershard import _evershard
 from evershard.arrays import as_ids
 from evershard.definitions import Initializer, Optimizer
 from evershard.errors import AlreadyClosed
+from evershard.job import Job
 from evershard.table import Table
 
 __all__ = ["Cluster", "connect"]
@@ -154,6 +155,44 @@ class Cluster:
         """
         native = self._connection()
         return native.push_begin(self._groups(native, items, lr))
+
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    def job(
+        self,
+        name: str,
+        workers: int,
+        staleness: Optional[int] = 0,
+        *,
+        on_dead_worker: str = "continue",
+        lease: float = 10.0,
+    ) -> Job:
+        """A training run of several workers; made with its first worker, or found as defined.
+
+        Args:
+            name: of the job.
+            workers: ranks are 0 to ``workers - 1``.
+            staleness: how many steps the fastest may be ahead of the slowest. 0: all step together; None: nobody waits.
+            on_dead_worker: when a worker's lease ends, the others ``"continue"`` without it, ``"wait"`` for a
+                replacement, or the job ends (``"abort"``).
+            lease: seconds; a worker that was not heard of for this long is dead. Renewed in the background.
+
+        Raises:
+            Conflict: by the first worker, when the job exists with another definition.
+        """
+        return Job(self, name, workers, staleness, on_dead_worker, lease)
+
+    def jobs(self) -> List[Dict[str, Any]]:
+        """All jobs, each as :meth:`Job.describe` tells it."""
+        return self._connection().jobs()
+
+    def remove_job(self, name: str) -> None:
+        """Forgets a job, its clocks and cursors; its workers are fenced. Tables stay as they are.
+
+        Raises:
+            UnknownJob: there is none of that name.
+        """
+        self._connection().remove_job(name)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,10 @@ __all__ = [
     "DeadlineExceeded",
     "EvershardError",
     "Exhausted",
+    "Fenced",
     "Internal",
     "InvalidArgument",
+    "JobAborted",
     "LengthMismatch",
     "NoOptimizer",
     "NonFiniteGradient",
@@ -25,6 +27,7 @@ __all__ = [
     "SessionExpired",
     "TooLarge",
     "Unavailable",
+    "UnknownJob",
     "UnknownTable",
     "WrongCluster",
     "WrongDim",
@@ -95,6 +98,23 @@ class Exhausted(EvershardError):
 
 class SessionExpired(EvershardError):
     """The session ended: the outcome of pushes that were not acknowledged is unknown, the others are safe."""
+
+
+class UnknownJob(EvershardError, KeyError):
+    """No job of that name (or it was removed); nothing was changed."""
+
+    __str__ = Exception.__str__
+
+
+class Fenced(EvershardError):
+    """Another incarnation of the worker has its rank, or its lease ended: nothing that it pushes is taken any more.
+
+    Join the job again for the rank: the new worker's ``clock`` and ``cursor`` say where to go on.
+    """
+
+
+class JobAborted(EvershardError):
+    """A worker of the job died, and the job was made with ``on_dead_worker="abort"``."""
 
 
 class PartialPush(EvershardError):

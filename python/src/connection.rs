@@ -19,6 +19,7 @@ use crate::process_bound::ProcessBound;
 use crate::routing;
 use crate::runtime::wait;
 use crate::table_handle::TableHandle;
+use crate::worker::{self, WorkerHandle};
 
 type Ids<'py> = PyReadonlyArray1<'py, u64>;
 type Floats<'py> = PyReadonlyArray1<'py, f32>;
@@ -218,6 +219,36 @@ impl Connection {
     fn remove<'py>(&self, py: Python<'py>, table: &TableHandle, ids: Ids<'py>) -> PyResult<()> {
         let table = table.table()?;
         self.run(py, table.remove(ids.as_slice()?)).map(|_| ())
+    }
+
+    /// A worker of a job, which is made when it is not there.
+    #[pyo3(signature = (job, rank, workers, staleness, dead_worker, lease))]
+    #[allow(clippy::too_many_arguments)] // As Python calls it.
+    fn join_job(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        rank: u32,
+        workers: u32,
+        staleness: Option<u32>,
+        dead_worker: &str,
+        lease: f64,
+    ) -> PyResult<WorkerHandle> {
+        let options = worker::options(workers, staleness, dead_worker, seconds("lease", lease)?)?;
+        let client = self.client.get()?;
+        let job = self.run(py, client.job(job, options))?;
+        WorkerHandle::join(py, &job, rank)
+    }
+
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let client = self.client.get()?;
+        let jobs = self.run(py, client.jobs(None))?;
+        jobs.iter().map(|job| worker::describe(py, job)).collect()
+    }
+
+    fn remove_job(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let client = self.client.get()?;
+        self.run(py, client.remove_job(name))
     }
 
     fn routing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

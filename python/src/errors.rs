@@ -14,8 +14,10 @@ import_exception!(evershard.errors, Conflict);
 import_exception!(evershard.errors, Corrupt);
 import_exception!(evershard.errors, DeadlineExceeded);
 import_exception!(evershard.errors, Exhausted);
+import_exception!(evershard.errors, Fenced);
 import_exception!(evershard.errors, Internal);
 import_exception!(evershard.errors, InvalidArgument);
+import_exception!(evershard.errors, JobAborted);
 import_exception!(evershard.errors, LengthMismatch);
 import_exception!(evershard.errors, NoOptimizer);
 import_exception!(evershard.errors, NonFiniteGradient);
@@ -23,6 +25,7 @@ import_exception!(evershard.errors, PartialPush);
 import_exception!(evershard.errors, SessionExpired);
 import_exception!(evershard.errors, TooLarge);
 import_exception!(evershard.errors, Unavailable);
+import_exception!(evershard.errors, UnknownJob);
 import_exception!(evershard.errors, UnknownTable);
 import_exception!(evershard.errors, WrongCluster);
 import_exception!(evershard.errors, WrongDim);
@@ -32,12 +35,20 @@ pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
     match error {
         Error::Refused(refusal) => of_kind(refusal.kind, refusal.message),
         Error::Unavailable { .. } => DeadlineExceeded::new_err(error.to_string()),
+        // Whoever is fenced cannot go on with what is known of its ids: its replacement begins at the last tick.
+        Error::PartialPush(ref partial) if is_end(partial.kind) => {
+            of_kind(partial.kind.unwrap_or(ErrorKind::Fenced), partial.cause.clone())
+        }
         Error::PartialPush(ref partial) => {
             partial_push(py, error.to_string(), partial).unwrap_or_else(|failed| failed)
         }
         Error::SessionExpired(message) => SessionExpired::new_err(message),
         Error::Closed => AlreadyClosed::new_err(error.to_string()),
     }
+}
+
+fn is_end(kind: Option<ErrorKind>) -> bool {
+    matches!(kind, Some(ErrorKind::Fenced | ErrorKind::JobAborted | ErrorKind::UnknownJob))
 }
 
 fn of_kind(kind: ErrorKind, message: String) -> PyErr {
@@ -54,6 +65,9 @@ fn of_kind(kind: ErrorKind, message: String) -> PyErr {
         ErrorKind::Exhausted => Exhausted::new_err(message),
         ErrorKind::SessionExpired => SessionExpired::new_err(message),
         ErrorKind::WrongCluster => WrongCluster::new_err(message),
+        ErrorKind::Fenced => Fenced::new_err(message),
+        ErrorKind::JobAborted => JobAborted::new_err(message),
+        ErrorKind::UnknownJob => UnknownJob::new_err(message),
         ErrorKind::NotLeader
         | ErrorKind::UnknownGroup
         | ErrorKind::WrongRange

@@ -15,6 +15,7 @@ mod process_bound;
 mod routing;
 mod runtime;
 mod table_handle;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -27,6 +28,7 @@ fn _evershard(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<connection::Connection>()?;
     module.add_class::<table_handle::TableHandle>()?;
+    module.add_class::<worker::WorkerHandle>()?;
     module.add_class::<pending::PendingPush>()?;
     module.add_class::<pending::Resume>()
 }

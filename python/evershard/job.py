@@ -1,0 +1,175 @@
+"""Jobs: the workers of a training run, in step as far as the job's staleness asks for.
+
+A worker takes a rank under a lease; whoever had the rank before is fenced, and none of its pushes is taken any more. It
+ends each step with :meth:`Worker.tick`, whose cursor says where a replacement goes on::
+
+    job = cluster.job("ml", workers=4, staleness=2)
+    with job.worker(rank) as w:
+        for position, batch in data.resume(w.cursor):
+            rows = w.pull(items, batch.ids)
+            w.push(items, batch.ids, gradients(rows, batch))
+            w.tick(cursor=str(position).encode())
+
+Not here: who waits for whom (the servers).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+import numpy as np
+
+from evershard.errors import InvalidArgument, UnknownJob
+
+if TYPE_CHECKING:
+    from evershard import _evershard
+    from evershard.cluster import Cluster
+    from evershard.table import Table
+
+__all__ = ["Job", "Worker"]
+
+
+class Job:
+    """Made by :meth:`evershard.Cluster.job`. May be pickled."""
+
+    def __init__(
+        self,
+        cluster: "Cluster",
+        name: str,
+        workers: int,
+        staleness: Optional[int],
+        on_dead_worker: str,
+        lease: float,
+    ):
+        #: The cluster it belongs to.
+        self.cluster = cluster
+        #: Its name.
+        self.name = name
+        #: How many ranks it began with.
+        self.workers = workers
+        #: How many steps the fastest worker may be ahead of the slowest; None: nobody waits.
+        self.staleness = staleness
+        self._on_dead_worker = on_dead_worker
+        self._lease = lease
+
+    def worker(self, rank: Optional[int] = None) -> "Worker":
+        """Takes a rank, as a new incarnation of its worker: whoever had it is fenced when this returns.
+
+        Args:
+            rank: 0 to ``workers - 1``; the number of ranks there are, to add one more. By default ``$RANK``, as
+                ``torchrun`` sets it.
+
+        Raises:
+            JobAborted: a worker died, and the job was made to end then.
+        """
+        if rank is None:
+            given = os.environ.get("RANK")
+            if given is None or not given.isdecimal():
+                raise InvalidArgument(f"worker() needs a rank: $RANK is {given!r}")
+            rank = int(given)
+        if rank < 0:
+            raise InvalidArgument(f"a rank is 0 or more, not {rank}")
+        native = self.cluster._connection()
+        handle = native.join_job(
+            self.name, rank, self.workers, self.staleness, self._on_dead_worker, self._lease
+        )
+        return Worker(self, handle)
+
+    def describe(self) -> Dict[str, Any]:
+        """Everybody's state now.
+
+        Returns:
+            ``{"name", "staleness", "aborted", "workers": [{"rank", "state", "epoch", "clock", "cursor",
+            "waits_for"}]}``; ``state`` is ``"absent"``, ``"live"``, ``"dead"`` or ``"done"``.
+
+        Raises:
+            UnknownJob: nobody has joined it yet, or it was removed.
+        """
+        for job in self.cluster._connection().jobs():
+            if job["name"] == self.name:
+                return job
+        raise UnknownJob(f"there is no job {self.name!r}: it is made with its first worker")
+
+    def __repr__(self) -> str:
+        return f"evershard.Job({self.name!r}, workers={self.workers}, staleness={self.staleness})"
+
+
+class Worker:
+    """An incarnation of a rank. Use it as a context manager: it leaves its job at the end.
+
+    When the block ends with an exception it does not leave: its lease ends, and the job's policy decides what becomes of
+    the others; a replacement goes on from the last tick.
+    """
+
+    def __init__(self, job: Job, handle: "_evershard.WorkerHandle"):
+        #: The job.
+        self.job = job
+        #: Its rank.
+        self.rank: int = handle.rank
+        #: Its fencing epoch: of two that claim the rank, the higher one has it.
+        self.epoch: int = handle.epoch
+        self._handle = handle
+
+    @property
+    def clock(self) -> int:
+        """Steps that the rank has done, by whichever incarnation."""
+        return self._handle.clock
+
+    @property
+    def cursor(self) -> bytes:
+        """What the rank's last tick said; empty before the first."""
+        return self._handle.cursor
+
+    def pull(self, table: "Table", ids: Any, out: Optional[np.ndarray] = None) -> np.ndarray:
+        """Reads rows, see :meth:`Table.pull`: every push of the steps that the staleness promises is in them."""
+        return table.pull(ids, out)
+
+    def push(self, table: "Table", ids: Any, grads: Any) -> None:
+        """Gradients as part of this step, see :meth:`Table.push`; returns when a quorum has them.
+
+        Raises:
+            Fenced: another has the rank, or the lease ended.
+        """
+        self._handle.push(*self._checked(table, ids, grads))
+
+    def push_async(self, table: "Table", ids: Any, grads: Any) -> None:
+        """The same, and returns at once: :meth:`tick` waits for it, and raises what went wrong with it."""
+        self._handle.push_begin(*self._checked(table, ids, grads))
+
+    def tick(self, cursor: bytes = b"") -> None:
+        """Ends the step, and returns when the job's staleness allows the next one.
+
+        Args:
+            cursor: at most 16 KiB; where a replacement would go on.
+
+        Raises:
+            Fenced, JobAborted: it is over for this worker.
+            DeadlineExceeded: the cluster did not answer; the step may have ended, and the same call may be made again.
+        """
+        self._handle.tick(bytes(cursor))
+
+    def barrier(self) -> None:
+        """Waits until every worker has come to its barrier of the same number."""
+        self._handle.barrier()
+
+    def leave(self) -> None:
+        """Its part is done: nobody waits for it any more."""
+        self._handle.leave()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is None:
+            self._handle.leave()
+        else:
+            self._handle.abandon()
+
+    def __repr__(self) -> str:
+        return f"evershard.Worker({self.job.name!r}, rank={self.rank}, epoch={self.epoch})"
+
+    def _checked(self, table: "Table", ids: Any, grads: Any) -> tuple:
+        array, rows = table._checked(ids, grads)
+        native = self.job.cluster._connection()
+        return table._in(self.job.cluster, native), array, rows
