@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evershard::{DeadWorkerPolicy, Error, ErrorKind, Job, JobOptions, Worker, WorkerState};
-use support::proxy::Mode;
 use support::trainer::{Table, Trainer};
-use support::{Cluster, Options, PATIENCE, eventually};
+use support::{Cluster, PATIENCE};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -131,28 +130,35 @@ async fn an_earlier_incarnation_is_fenced_before_the_next_one_begins() {
     new.leave().await.unwrap();
 }
 
-/// The lease of a worker that says nothing any more ends: what it still pushes is refused, also when nobody took its rank.
+/// The lease of a worker that is stopped for longer than it ends: what it pushes when it wakes up is refused, although nobody
+/// took its rank.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_was_silent_for_its_lease_is_fenced() {
-    let cluster = Cluster::start(Options { shards: 2, proxied: true, ..Options::default() }).await;
-    let (_process, job, table) = connect(&cluster, JobOptions { lease: LEASE, ..options(1, None) }).await;
-    let worker = job.worker(0).await.unwrap();
-    add_one(&worker, &table, 7).await.unwrap();
-    // It hears nothing, and nothing is heard of it.
-    for id in cluster.ids() {
-        cluster.proxy(id).set(Mode::Cut);
-    }
-    tokio::time::sleep(LEASE * 3).await;
-    for id in cluster.ids() {
-        cluster.proxy(id).set(Mode::Pass);
-    }
-    eventually("the worker hears that it is fenced", || async {
-        match add_one(&worker, &table, 8).await {
-            Err(error) if error.kind() == ErrorKind::Fenced => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
+    let cluster = Cluster::with_shards(2).await;
+    let given = JobOptions { lease: LEASE, ..options(1, None) };
+    let endpoints = cluster.endpoints();
+    let worker = tokio::task::spawn_blocking(move || {
+        // A process of its own, as it were: while its only thread does something else, nothing of it is heard.
+        let process = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (_trainer, worker, table) = process.block_on(async {
+            let trainer = Trainer::connect(&endpoints).await;
+            let table = trainer.integers("audit", DIM).await;
+            let job = trainer.client.job("ml", given).await.unwrap();
+            let worker = job.worker(0).await.unwrap();
+            add_one(&worker, &table, 7).await.unwrap();
+            (trainer, worker, table)
+        });
+        std::thread::sleep(LEASE * 4);
+        process.block_on(async {
+            let refused = add_one(&worker, &table, 7).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Fenced, "{refused}");
+            assert_eq!(value(&table, 7).await, 1.0);
+        });
+    });
+    worker.await.unwrap();
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let described = &trainer.client.jobs(Some("ml")).await.unwrap()[0];
+    assert_eq!(described.workers[0].state(), WorkerState::Dead);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
