@@ -295,6 +295,12 @@ fn train(schema: &TableSchema, row: &mut Row, gradient: &[f32], lr: Option<f32>)
             other => unreachable!("no script has {other:?}"),
         }
     }
+    // A step leaves one NaN only, whatever the processor made.
+    for value in row.weights.iter_mut().chain(&mut row.first).chain(&mut row.second) {
+        if value.is_nan() {
+            *value = f32::from_bits(0x7fc0_0000);
+        }
+    }
 }
 
 fn squaring(base: f64, exponent: u32) -> f64 {
