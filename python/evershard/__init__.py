@@ -15,24 +15,45 @@ PyTorch modules are in :mod:`evershard.torch`, errors in :mod:`evershard.errors`
 from evershard import errors
 from evershard._evershard import PendingPush, __version__
 from evershard.cluster import Cluster, connect
-from evershard.definitions import SGD, Adagrad, Adam, Initializer, Normal, Optimizer, Uniform, Zeros
+from evershard.definitions import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Constant,
+    Glorot,
+    Initializer,
+    Normal,
+    Optimizer,
+    RMSprop,
+    TruncatedNormal,
+    Uniform,
+    Zeros,
+)
 from evershard.errors import *  # noqa: F403 - the errors' own __all__
 from evershard.job import Job, Worker
 from evershard.local import LocalCluster, local
 from evershard.table import Table
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Cluster",
+    "Constant",
+    "Glorot",
     "Initializer",
     "Job",
     "LocalCluster",
     "Normal",
     "Optimizer",
     "PendingPush",
+    "RMSprop",
     "Table",
+    "TruncatedNormal",
     "Uniform",
     "Worker",
     "Zeros",

@@ -288,7 +288,7 @@ def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:
     if value is None:
         return None
     if not hasattr(value, "__dataclass_fields__"):
-        raise TypeError(f"expected evershard.SGD, Adagrad, Adam, Zeros, Uniform or Normal, not {value!r}")
+        raise TypeError(f"expected an optimizer or initialiser of evershard.definitions, not {value!r}")
     return type(value).__name__, {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 

@@ -10,25 +10,51 @@ from __future__ import annotations
 import dataclasses
 from typing import Union
 
-__all__ = ["SGD", "Adagrad", "Adam", "Initializer", "Normal", "Optimizer", "Uniform", "Zeros"]
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Glorot",
+    "Initializer",
+    "Normal",
+    "Optimizer",
+    "RMSprop",
+    "TruncatedNormal",
+    "Uniform",
+    "Zeros",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent: ``w -= lr * g``, as ``torch.optim.SGD`` without momentum."""
+    """Stochastic gradient descent: ``w -= lr * g``, as ``torch.optim.SGD``, with its momentum if given."""
 
     lr: float = 0.01
     weight_decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad:
-    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` with ``lr_decay=0``."""
+    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` with ``lr_decay=0``.
+
+    ``rowwise=True`` keeps one accumulator a row, of mean squares, in place of one a weight.
+    """
 
     lr: float = 0.01
     eps: float = 1e-10
     initial_accumulator: float = 0.0
     weight_decay: float = 0.0
+    rowwise: bool = False
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +66,47 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), lazy like :class:`Adam`."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSprop:
+    """RMSprop, as ``torch.optim.RMSprop``; lazy: a row's means decay only when it is pushed."""
+
+    lr: float = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FTRL:
+    """FTRL-proximal (McMahan et al. 2013); ``lr`` is the paper's alpha. Weights start best from zeros."""
+
+    lr: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,5 +132,34 @@ class Normal:
     seed: int = 0
 
 
-Optimizer = Union[SGD, Adagrad, Adam]
-Initializer = Union[Zeros, Uniform, Normal]
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Rows never pushed read as ``value`` throughout."""
+
+    value: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNormal:
+    """Normal, without what lies outside ``mean + std * [low, high]``."""
+
+    mean: float = 0.0
+    std: float = 0.01
+    low: float = -2.0
+    high: float = 2.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Glorot:
+    """Glorot and Bengio 2010 (Xavier): ``fan_in`` is how many rows are expected, ``fan_out`` the dim when 0."""
+
+    fan_in: int
+    fan_out: int = 0
+    gain: float = 1.0
+    normal: bool = False
+    seed: int = 0
+
+
+Optimizer = Union[SGD, Adagrad, Adam, AdamW, RMSprop, FTRL]
+Initializer = Union[Zeros, Constant, Uniform, Normal, TruncatedNormal, Glorot]

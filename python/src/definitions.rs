@@ -6,7 +6,8 @@ use std::collections::HashMap;
 
 use evershard::TableDefinition;
 use evershard_proto::v1::{
-    Adagrad, Adam, Initializer, Normal, Optimizer, Sgd, Uniform, Zeros, initializer, optimizer,
+    Adagrad, Adam, AdamW, Constant, Ftrl, Glorot, Initializer, Momentum, Normal, Optimizer, RmsProp,
+    RowwiseAdagrad, Sgd, TruncatedNormal, Uniform, Zeros, initializer, optimizer,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -28,6 +29,22 @@ impl Kind {
             Some(Number::Float(value)) => Ok(*value as f32),
             Some(Number::Whole(value)) => Ok(*value as f32),
             None => Err(PyTypeError::new_err(format!("{} needs {name}", self.0))),
+        }
+    }
+
+    /// A number of which 0, or none, means the default.
+    fn optional(&self, name: &str) -> PyResult<f32> {
+        if self.1.contains_key(name) { self.float(name) } else { Ok(0.0) }
+    }
+
+    fn flag(&self, name: &str) -> PyResult<bool> {
+        Ok(self.optional(name)? != 0.0)
+    }
+
+    fn whole(&self, name: &str) -> PyResult<u64> {
+        match self.1.get(name) {
+            Some(Number::Whole(value)) => Ok(*value),
+            _ => Err(PyTypeError::new_err(format!("{} needs {name}, an integer of at least 0", self.0))),
         }
     }
 
@@ -65,7 +82,20 @@ pub(crate) fn sparse(
 fn optimizer_of(kind: &Kind) -> PyResult<Optimizer> {
     let lr = kind.float("lr");
     let which = match kind.0.as_str() {
+        "SGD" if kind.optional("momentum")? != 0.0 || kind.flag("nesterov")? => {
+            optimizer::Kind::Momentum(Momentum {
+                lr: lr?,
+                momentum: kind.float("momentum")?,
+                dampening: kind.float("dampening")?,
+                nesterov: kind.flag("nesterov")?,
+            })
+        }
         "SGD" => optimizer::Kind::Sgd(Sgd { lr: lr? }),
+        "Adagrad" if kind.flag("rowwise")? => optimizer::Kind::RowwiseAdagrad(RowwiseAdagrad {
+            lr: lr?,
+            eps: kind.float("eps")?,
+            initial_accumulator: kind.float("initial_accumulator")?,
+        }),
         "Adagrad" => optimizer::Kind::Adagrad(Adagrad {
             lr: lr?,
             eps: kind.float("eps")?,
@@ -77,9 +107,34 @@ fn optimizer_of(kind: &Kind) -> PyResult<Optimizer> {
             beta2: kind.float("beta2")?,
             eps: kind.float("eps")?,
         }),
+        "AdamW" => optimizer::Kind::AdamW(AdamW {
+            lr: lr?,
+            beta1: kind.float("beta1")?,
+            beta2: kind.float("beta2")?,
+            eps: kind.float("eps")?,
+        }),
+        "RMSprop" => optimizer::Kind::RmsProp(RmsProp {
+            lr: lr?,
+            alpha: kind.float("alpha")?,
+            eps: kind.float("eps")?,
+            momentum: kind.float("momentum")?,
+            centered: kind.flag("centered")?,
+        }),
+        "FTRL" => optimizer::Kind::Ftrl(Ftrl {
+            lr: lr?,
+            beta: kind.float("beta")?,
+            l1: kind.float("l1")?,
+            l2: kind.float("l2")?,
+        }),
         other => return Err(PyTypeError::new_err(format!("{other} is not an optimizer"))),
     };
-    Ok(Optimizer { kind: Some(which), weight_decay: kind.float("weight_decay")? })
+    Ok(Optimizer {
+        kind: Some(which),
+        weight_decay: kind.optional("weight_decay")?,
+        clip_value: kind.optional("clip_value")?,
+        clip_norm: kind.optional("clip_norm")?,
+        schedule: None,
+    })
 }
 
 fn initializer_of(kind: &Kind) -> PyResult<Initializer> {
@@ -89,6 +144,19 @@ fn initializer_of(kind: &Kind) -> PyResult<Initializer> {
             initializer::Kind::Uniform(Uniform { low: kind.float("low")?, high: kind.float("high")? })
         }
         "Normal" => initializer::Kind::Normal(Normal { mean: kind.float("mean")?, std: kind.float("std")? }),
+        "Constant" => initializer::Kind::Constant(Constant { value: kind.float("value")? }),
+        "TruncatedNormal" => initializer::Kind::TruncatedNormal(TruncatedNormal {
+            mean: kind.float("mean")?,
+            std: kind.float("std")?,
+            low: kind.float("low")?,
+            high: kind.float("high")?,
+        }),
+        "Glorot" => initializer::Kind::Glorot(Glorot {
+            normal: kind.flag("normal")?,
+            fan_in: kind.whole("fan_in")?,
+            fan_out: kind.whole("fan_out")?,
+            gain: kind.float("gain")?,
+        }),
         other => return Err(PyTypeError::new_err(format!("{other} is not an initialiser"))),
     };
     Ok(Initializer { kind: Some(which), seed: kind.seed()? })

@@ -60,7 +60,7 @@ pub(super) fn apply(
         Ok(body) => {
             for section in body.sections() {
                 if let Some(schema) = schemas.get(&section.table) {
-                    change_section(target, scratch, &section, schema)?;
+                    change_section(target, scratch, &section, schema, body.clock)?;
                 }
             }
             None
@@ -96,6 +96,7 @@ fn change_section(
     scratch: &mut PushScratch,
     section: &Section<'_>,
     schema: &TableSchema,
+    clock: u64,
 ) -> Result<(), Halt> {
     let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section.payload()).is_finite();
     let skip_rows = dirty && schema.non_finite() == NonFinite::SkipRow;
@@ -110,7 +111,7 @@ fn change_section(
                 return Ok(());
             };
             if scratch.cold.settle(scratch.distinct.keys(), &mut table) {
-                let update = RowUpdate::new(section, schema, target.index);
+                let update = RowUpdate::new(section, schema, target.index, clock);
                 update.run(&scratch.distinct, &mut scratch.update, table);
                 set.account();
                 return Ok(());

@@ -35,9 +35,9 @@ pub(super) struct RowUpdate<'a> {
 }
 
 impl<'a> RowUpdate<'a> {
-    pub(super) fn new(section: &'a Section<'a>, schema: &'a TableSchema, index: u64) -> Self {
+    pub(super) fn new(section: &'a Section<'a>, schema: &'a TableSchema, index: u64, clock: u64) -> Self {
         let stepper = match section.operation {
-            Operation::Gradient => schema.optimizer().map(|optimizer| optimizer.stepper(section.lr)),
+            Operation::Gradient => schema.optimizer().map(|optimizer| optimizer.stepper(section.lr, clock)),
             Operation::Set | Operation::Add | Operation::Remove => None,
         };
         RowUpdate { section, schema, index, stepper }

@@ -2,7 +2,7 @@
 //!
 //! Not here: whether a definition is valid (`schema`).
 
-use evershard_proto::v1::{NonFinitePolicy, TableDefinition, TableKind, initializer, optimizer};
+use evershard_proto::v1::{NonFinitePolicy, TableDefinition, TableKind, initializer, optimizer, schedule};
 
 /// A field's name, and what a definition says there.
 type Field = (&'static str, fn(&TableDefinition) -> String);
@@ -44,18 +44,47 @@ fn non_finite_of(definition: &TableDefinition) -> String {
 
 fn optimizer_of(definition: &TableDefinition) -> String {
     let Some(optimizer) = &definition.optimizer else { return "none".to_owned() };
-    let decay = optimizer.weight_decay;
+    let mut more = format!("weight_decay={}", optimizer.weight_decay);
+    if optimizer.clip_value != 0.0 {
+        more += &format!(", clip_value={}", optimizer.clip_value);
+    }
+    if optimizer.clip_norm != 0.0 {
+        more += &format!(", clip_norm={}", optimizer.clip_norm);
+    }
+    if let Some(schedule) = &optimizer.schedule {
+        more += &format!(", warmup_steps={}", schedule.warmup_steps);
+        match &schedule.decay {
+            Some(schedule::Decay::Step(d)) => more += &format!(", step_decay({}, {})", d.every, d.factor),
+            Some(schedule::Decay::Cosine(d)) => more += &format!(", cosine_decay({}, {})", d.steps, d.floor),
+            None => {}
+        }
+    }
     match &optimizer.kind {
-        Some(optimizer::Kind::Sgd(o)) => format!("SGD(lr={}, weight_decay={decay})", o.lr),
+        Some(optimizer::Kind::Sgd(o)) => format!("SGD(lr={}, {more})", o.lr),
         Some(optimizer::Kind::Adagrad(o)) => format!(
-            "Adagrad(lr={}, eps={}, initial_accumulator={}, weight_decay={decay})",
+            "Adagrad(lr={}, eps={}, initial_accumulator={}, {more})",
             o.lr, o.eps, o.initial_accumulator
         ),
         Some(optimizer::Kind::Adam(o)) => {
-            format!(
-                "Adam(lr={}, betas=({}, {}), eps={}, weight_decay={decay})",
-                o.lr, o.beta1, o.beta2, o.eps
-            )
+            format!("Adam(lr={}, betas=({}, {}), eps={}, {more})", o.lr, o.beta1, o.beta2, o.eps)
+        }
+        Some(optimizer::Kind::Momentum(o)) => format!(
+            "SGD(lr={}, momentum={}, dampening={}, nesterov={}, {more})",
+            o.lr, o.momentum, o.dampening, o.nesterov
+        ),
+        Some(optimizer::Kind::RowwiseAdagrad(o)) => format!(
+            "RowwiseAdagrad(lr={}, eps={}, initial_accumulator={}, {more})",
+            o.lr, o.eps, o.initial_accumulator
+        ),
+        Some(optimizer::Kind::RmsProp(o)) => format!(
+            "RMSprop(lr={}, alpha={}, eps={}, momentum={}, centered={}, {more})",
+            o.lr, o.alpha, o.eps, o.momentum, o.centered
+        ),
+        Some(optimizer::Kind::AdamW(o)) => {
+            format!("AdamW(lr={}, betas=({}, {}), eps={}, {more})", o.lr, o.beta1, o.beta2, o.eps)
+        }
+        Some(optimizer::Kind::Ftrl(o)) => {
+            format!("FTRL(lr={}, beta={}, l1={}, l2={}, {more})", o.lr, o.beta, o.l1, o.l2)
         }
         None => "unspecified".to_owned(),
     }
@@ -68,6 +97,14 @@ fn initializer_of(definition: &TableDefinition) -> String {
         Some(initializer::Kind::Zeros(_)) => format!("zeros(seed={seed})"),
         Some(initializer::Kind::Uniform(i)) => format!("uniform({}, {}, seed={seed})", i.low, i.high),
         Some(initializer::Kind::Normal(i)) => format!("normal({}, {}, seed={seed})", i.mean, i.std),
+        Some(initializer::Kind::Constant(i)) => format!("constant({})", i.value),
+        Some(initializer::Kind::TruncatedNormal(i)) => {
+            format!("truncated_normal({}, {}, [{}, {}], seed={seed})", i.mean, i.std, i.low, i.high)
+        }
+        Some(initializer::Kind::Glorot(i)) => {
+            let shape = if i.normal { "normal" } else { "uniform" };
+            format!("glorot_{shape}(fans=({}, {}), gain={}, seed={seed})", i.fan_in, i.fan_out, i.gain)
+        }
         None => "unspecified".to_owned(),
     }
 }
@@ -80,7 +117,11 @@ mod tests {
 
     #[test]
     fn names_what_differs_and_nothing_else() {
-        let sgd = |lr| Optimizer { kind: Some(optimizer::Kind::Sgd(Sgd { lr })), weight_decay: 0.0 };
+        let sgd = |lr| Optimizer {
+            kind: Some(optimizer::Kind::Sgd(Sgd { lr })),
+            weight_decay: 0.0,
+            ..Default::default()
+        };
         let known = TableDefinition { dim: 8, optimizer: Some(sgd(0.5)), ..TableDefinition::default() };
         let asked = TableDefinition { dim: 16, optimizer: None, non_finite: 1, ..known.clone() };
         assert_eq!(

@@ -7,6 +7,7 @@
 
 mod command_outcome;
 mod definition_difference;
+mod hyper_parameters;
 mod key_range;
 mod outcome;
 mod schema;

@@ -8,7 +8,8 @@ use evershard_proto::{limits, v1};
 use evershard_storage::table::RowShape;
 
 use super::SchemaError;
-use crate::optimizer::{Adagrad, Adam, Distribution, Initializer, Optimizer, Rule, Sgd};
+use super::hyper_parameters::Checker;
+use crate::optimizer::{Distribution, Initializer, Optimizer};
 
 /// What to do with a gradient or value that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl TableSchema {
         let check = Checker { table: &definition.name };
         let optimizer =
             definition.optimizer.as_ref().map(|optimizer| check.optimizer(optimizer)).transpose()?;
-        let initializer = check.initializer(definition.initializer.as_ref())?;
+        let initializer = check.initializer(definition.initializer.as_ref(), definition.dim)?;
         Ok(TableSchema { number, definition: definition.clone(), optimizer, initializer, non_finite })
     }
 
@@ -163,90 +164,6 @@ fn check_name(name: &str) -> Result<(), SchemaError> {
     Err(SchemaError::Name { name: name.chars().take(limits::TABLE_NAME_BYTES_MAX).collect(), reason })
 }
 
-struct Checker<'a> {
-    table: &'a str,
-}
-
-impl Checker<'_> {
-    fn value(
-        &self,
-        field: &'static str,
-        value: f32,
-        must: &'static str,
-        good: bool,
-    ) -> Result<f32, SchemaError> {
-        if value.is_finite() && good {
-            Ok(value)
-        } else {
-            Err(SchemaError::Value { table: self.table.to_owned(), field, value, must })
-        }
-    }
-
-    fn positive(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
-        self.value(field, value, "finite and above 0", value > 0.0)
-    }
-
-    fn not_negative(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
-        self.value(field, value, "finite and at least 0", value >= 0.0)
-    }
-
-    fn decay(&self, field: &'static str, value: f32) -> Result<f32, SchemaError> {
-        self.value(field, value, "at least 0 and below 1", (0.0..1.0).contains(&value))
-    }
-
-    fn optimizer(&self, optimizer: &v1::Optimizer) -> Result<Optimizer, SchemaError> {
-        use v1::optimizer::Kind;
-        let rule = match optimizer.kind.as_ref() {
-            Some(Kind::Sgd(sgd)) => Rule::Sgd(Sgd { lr: self.positive("sgd.lr", sgd.lr)? }),
-            Some(Kind::Adagrad(adagrad)) => Rule::Adagrad(Adagrad {
-                lr: self.positive("adagrad.lr", adagrad.lr)?,
-                eps: self.positive("adagrad.eps", adagrad.eps)?,
-                initial_accumulator: self
-                    .not_negative("adagrad.initial_accumulator", adagrad.initial_accumulator)?,
-            }),
-            Some(Kind::Adam(adam)) => Rule::Adam(Adam {
-                lr: self.positive("adam.lr", adam.lr)?,
-                beta1: self.decay("adam.beta1", adam.beta1)?,
-                beta2: self.decay("adam.beta2", adam.beta2)?,
-                eps: self.positive("adam.eps", adam.eps)?,
-            }),
-            None => {
-                return Err(SchemaError::Kind { table: self.table.to_owned(), field: "optimizer" });
-            }
-        };
-        let weight_decay = self.not_negative("optimizer.weight_decay", optimizer.weight_decay)?;
-        Ok(Optimizer { rule, weight_decay })
-    }
-
-    fn initializer(&self, initializer: Option<&v1::Initializer>) -> Result<Initializer, SchemaError> {
-        use v1::initializer::Kind;
-        let Some(initializer) = initializer else {
-            return Ok(Initializer { seed: 0, distribution: Distribution::Zeros });
-        };
-        let distribution = match initializer.kind.as_ref() {
-            Some(Kind::Zeros(_)) => Distribution::Zeros,
-            Some(Kind::Uniform(uniform)) => {
-                let low = self.value("uniform.low", uniform.low, "finite", true)?;
-                let high = self.value("uniform.high", uniform.high, "finite, and not below low", {
-                    uniform.high >= low && (uniform.high - low).is_finite()
-                })?;
-                Distribution::Uniform { low, high }
-            }
-            Some(Kind::Normal(normal)) => Distribution::Normal {
-                mean: self.value("normal.mean", normal.mean, "finite", true)?,
-                // Seven deviations out must still be finite.
-                std: self.value("normal.std", normal.std, "at least 0, and finite with room to spare", {
-                    normal.std >= 0.0 && (normal.mean.abs() + 7.0 * normal.std).is_finite()
-                })?,
-            },
-            None => {
-                return Err(SchemaError::Kind { table: self.table.to_owned(), field: "initializer" });
-            }
-        };
-        Ok(Initializer { seed: initializer.seed, distribution })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,7 +171,7 @@ mod tests {
 
     fn adagrad(lr: f32, eps: f32) -> Option<v1::Optimizer> {
         let kind = optimizer::Kind::Adagrad(v1::Adagrad { lr, eps, initial_accumulator: 0.0 });
-        Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0 })
+        Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0, ..Default::default() })
     }
 
     fn items() -> v1::TableDefinition {
@@ -310,7 +227,7 @@ mod tests {
         assert!(refused(|d| d.initializer = uniform(-f32::MAX, f32::MAX)).contains("uniform.high"));
         let adam = |beta2| {
             let kind = optimizer::Kind::Adam(v1::Adam { lr: 0.1, beta1: 0.9, beta2, eps: 1e-8 });
-            Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0 })
+            Some(v1::Optimizer { kind: Some(kind), weight_decay: 0.0, ..Default::default() })
         };
         assert!(refused(|d| d.optimizer = adam(1.0)).contains("adam.beta2"));
     }

@@ -29,6 +29,11 @@ pub struct Initializer {
 pub enum Distribution {
     /// All zero.
     Zeros,
+    /// All the same.
+    Constant {
+        /// The value.
+        value: f32,
+    },
     /// Uniform over `[low, high)`.
     Uniform {
         /// Inclusive.
@@ -43,13 +48,28 @@ pub enum Distribution {
         /// Standard deviation.
         std: f32,
     },
+    /// Normal, without what lies outside `mean + std x [low, high]`.
+    TruncatedNormal {
+        /// Mean before truncation.
+        mean: f32,
+        /// Standard deviation before truncation.
+        std: f32,
+        /// At most 0.
+        low: f32,
+        /// At least 0, and at least 1 above `low`.
+        high: f32,
+    },
 }
+
+/// Tries of a truncated normal. A third of them and more fall inside: that none does has a chance of 1e-22.
+const TRIES: u64 = 128;
 
 impl Initializer {
     /// Writes the initial weights of `id`.
     pub fn fill(&self, id: u64, weights: &mut [f32]) {
         match self.distribution {
             Distribution::Zeros => weights.fill(0.0),
+            Distribution::Constant { value } => weights.fill(value),
             Distribution::Uniform { low, high } => {
                 let row = self.row(id);
                 for (column, weight) in weights.iter_mut().enumerate() {
@@ -65,6 +85,12 @@ impl Initializer {
                     }
                 }
             }
+            Distribution::TruncatedNormal { mean, std, low, high } => {
+                let row = self.row(id);
+                for (column, weight) in weights.iter_mut().enumerate() {
+                    *weight = mean + std * truncated(bits(row, column as u64), low, high);
+                }
+            }
         }
     }
 
@@ -75,6 +101,13 @@ impl Initializer {
 
 fn bits(row: u64, counter: u64) -> u64 {
     mix64(row ^ mix64((counter + 1).wrapping_mul(GOLDEN_GAMMA)))
+}
+
+/// The first try that falls inside: try `t` of a column is the first of the pair of `mix64(bits_c + t G)`.
+fn truncated(bits: u64, low: f32, high: f32) -> f32 {
+    let tries = (0..TRIES).map(|t| normal::pair(mix64(bits.wrapping_add(t.wrapping_mul(GOLDEN_GAMMA))))[0]);
+    let inside = tries.into_iter().find(|value| (low..=high).contains(value));
+    inside.unwrap_or(0.0)
 }
 
 /// 24 random bits as a float in `[0, 1)`, exact.
@@ -100,6 +133,8 @@ mod tests {
     }
 
     const UNIFORM: Distribution = Distribution::Uniform { low: -1.0, high: 1.0 };
+    const TRUNCATED: Distribution =
+        Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -2.0, high: 2.0 };
     const NORMAL: Distribution = Distribution::Normal { mean: 0.0, std: 1.0 };
 
     #[test]
@@ -110,12 +145,13 @@ mod tests {
         assert_eq!(hex(fill(UNIFORM, 42, 7, 5)), "bf6115ac 3f0f4f5a bf715138 3ec3f57c be981b2c");
         assert_eq!(hex(fill(UNIFORM, 42, u64::MAX, 3)), "3d828dd0 3eeb95f0 bf72903e");
         assert_eq!(hex(fill(NORMAL, 42, 7, 5)), "3f248c1f 3e833616 3ea453a9 bfd81420 40352a3d");
+        assert_eq!(hex(fill(TRUNCATED, 42, 7, 5)), "3fcae151 bf2407c1 bd1a3352 bf3ac07c 3fed9dba");
         assert_eq!(hex(fill(NORMAL, 0, 0, 3)), "3e22ef97 3fbc7290 bf2b8b76");
     }
 
     #[test]
     fn a_column_does_not_depend_on_how_many_there_are() {
-        for distribution in [UNIFORM, NORMAL] {
+        for distribution in [UNIFORM, NORMAL, TRUNCATED] {
             let long = fill(distribution, 3, 9, 65);
             assert_eq!(fill(distribution, 3, 9, 1), long[..1]);
             assert_eq!(fill(distribution, 3, 9, 32), long[..32]);
@@ -183,7 +219,7 @@ mod tests {
 
     #[test]
     fn columns_and_neighbouring_ids_are_uncorrelated() {
-        for distribution in [UNIFORM, NORMAL] {
+        for distribution in [UNIFORM, NORMAL, TRUNCATED] {
             let (mut across, mut down, mut square) = (0.0, 0.0, 0.0);
             for id in 0..16_384 {
                 let row = fill(distribution, 1, id, 4);
@@ -198,7 +234,25 @@ mod tests {
     }
 
     #[test]
+    fn truncated_normal_keeps_its_bounds_and_moments() {
+        let (mut n, mut sum, mut square) = (0.0, 0.0, 0.0);
+        for id in 0..8192 {
+            for value in fill(TRUNCATED, 3, id, 8) {
+                assert!((-2.0..=2.0).contains(&value));
+                let v = f64::from(value);
+                (n, sum, square) = (n + 1.0, sum + v, square + v * v);
+            }
+        }
+        assert!((sum / n).abs() < 0.015, "mean {}", sum / n);
+        // 1 - 4 phi(2) / (2 Phi(2) - 1).
+        assert!((square / n - 0.7737).abs() < 0.015, "variance {}", square / n);
+        let one_sided = Distribution::TruncatedNormal { mean: 5.0, std: 2.0, low: 0.0, high: 1.0 };
+        assert!((0..4096).flat_map(|id| fill(one_sided, 3, id, 4)).all(|v| (5.0..=7.0).contains(&v)));
+    }
+
+    #[test]
     fn zeros_and_edge_ids() {
+        assert_eq!(fill(Distribution::Constant { value: 0.25 }, 9, 9, 4), [0.25; 4]);
         assert!(fill(Distribution::Zeros, 9, 9, 4).iter().all(|v| v.to_bits() == 0));
         let rows: Vec<_> = [0, 1, u64::MAX, u64::MAX - 1, i64::MIN as u64]
             .into_iter()

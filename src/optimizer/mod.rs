@@ -1,11 +1,12 @@
 //! What a gradient does to a row: pure functions on slices, with no idea of tables, sessions or logs.
 //!
-//! A row's optimizer state lies next to its weights: nothing for SGD, `dim` floats for Adagrad, `2 x dim` for Adam.
+//! A row's optimizer state lies next to its weights: nothing for SGD, one float for row-wise Adagrad, one to three times
+//! `dim` for the others (`Optimizer::state_floats`, docs/optimizers.md).
 //! Step counts live in the row's header, so that each row counts its own (lazy Adam).
 //!
 //! Invariants:
 //! - **Deterministic** (design 4, rule 4): f32 arithmetic in one fixed order, no fused multiply-add, no `powf`, `exp` or
-//!   `ln` of the platform. Every operation is element-wise, so however many lanes the compiler uses, the bits are those
+//!   `ln` of the platform. Operations are element-wise, or reductions of one fixed shape (`reduce`), so however many lanes the compiler uses, the bits are those
 //!   of a plain scalar loop (`scalar.rs` compares them).
 //! - A row's update depends on the row, its gradient and its own step count only; rows can be updated in any order.
 //! - Changing the arithmetic changes what replicas compute from the same log: it is gated by a cluster version
@@ -15,18 +16,33 @@
 
 mod adagrad;
 mod adam;
+mod clipping;
+mod ftrl;
 mod initializer;
+mod momentum;
 mod normal;
 mod power;
 #[cfg(test)]
 mod pytorch;
+mod reduce;
+mod rms_prop;
+mod rowwise_adagrad;
 #[cfg(test)]
 mod scalar;
+mod schedule;
 mod sgd;
+#[cfg(test)]
+mod tests;
 
 pub use adagrad::Adagrad;
 pub use adam::Adam;
+pub use clipping::Clipping;
+pub use ftrl::Ftrl;
 pub use initializer::{Distribution, Initializer};
+pub use momentum::Momentum;
+pub use rms_prop::RmsProp;
+pub use rowwise_adagrad::RowwiseAdagrad;
+pub use schedule::{Decay, Schedule};
 pub use sgd::Sgd;
 
 /// How a table learns.
@@ -34,8 +50,13 @@ pub use sgd::Sgd;
 pub struct Optimizer {
     /// The rule.
     pub rule: Rule,
-    /// L2 penalty: `weight_decay x weight` is added to the gradient first, as PyTorch does. 0 for none.
+    /// L2 penalty: `weight_decay x weight` is added to the gradient first, as PyTorch does. 0 for none. For AdamW it is
+    /// taken from the weight instead, times the learning rate.
     pub weight_decay: f32,
+    /// What the gradient is clipped to before anything else.
+    pub clipping: Clipping,
+    /// How the learning rate changes with the step of a push.
+    pub schedule: Schedule,
 }
 
 /// The rule of an [`Optimizer`], with its hyper-parameters.
@@ -47,6 +68,16 @@ pub enum Rule {
     Adagrad(Adagrad),
     /// Adam (Kingma and Ba 2015), each row with its own step count.
     Adam(Adam),
+    /// SGD with momentum, heavy ball or Nesterov's.
+    Momentum(Momentum),
+    /// Adagrad with one accumulator a row.
+    RowwiseAdagrad(RowwiseAdagrad),
+    /// RMSprop.
+    RmsProp(RmsProp),
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW(Adam),
+    /// FTRL-proximal (McMahan et al. 2013).
+    Ftrl(Ftrl),
 }
 
 impl Optimizer {
@@ -55,8 +86,10 @@ impl Optimizer {
     pub fn state_floats(&self, dim: u32) -> u32 {
         match self.rule {
             Rule::Sgd(_) => 0,
-            Rule::Adagrad(_) => dim,
-            Rule::Adam(_) => dim.saturating_mul(2),
+            Rule::RowwiseAdagrad(_) => 1,
+            Rule::Adagrad(_) | Rule::Momentum(_) => dim,
+            Rule::Adam(_) | Rule::AdamW(_) | Rule::Ftrl(_) => dim.saturating_mul(2),
+            Rule::RmsProp(rule) => dim.saturating_mul(rule.floats_a_weight()),
         }
     }
 
@@ -64,7 +97,13 @@ impl Optimizer {
     pub fn initial_state(&self, state: &mut [f32]) {
         match self.rule {
             Rule::Adagrad(adagrad) => state.fill(adagrad.initial_accumulator),
-            Rule::Sgd(_) | Rule::Adam(_) => state.fill(0.0),
+            Rule::RowwiseAdagrad(rule) => state.fill(rule.initial_accumulator),
+            Rule::Sgd(_)
+            | Rule::Adam(_)
+            | Rule::Momentum(_)
+            | Rule::RmsProp(_)
+            | Rule::AdamW(_)
+            | Rule::Ftrl(_) => state.fill(0.0),
         }
     }
 
@@ -74,17 +113,23 @@ impl Optimizer {
         match self.rule {
             Rule::Sgd(sgd) => sgd.lr,
             Rule::Adagrad(adagrad) => adagrad.lr,
-            Rule::Adam(adam) => adam.lr,
+            Rule::Adam(adam) | Rule::AdamW(adam) => adam.lr,
+            Rule::Momentum(rule) => rule.lr,
+            Rule::RowwiseAdagrad(rule) => rule.lr,
+            Rule::RmsProp(rule) => rule.lr,
+            Rule::Ftrl(rule) => rule.lr,
         }
     }
 
-    /// Gets the rule ready for the rows of one push: `lr` replaces the table's learning rate when given.
+    /// Gets the rule ready for the rows of one push: `lr` replaces the table's learning rate when given, else that is
+    /// scheduled by `step`, the clock of the push.
     #[must_use]
-    pub fn stepper(&self, lr: Option<f32>) -> Stepper {
-        let lr = lr.unwrap_or_else(|| self.learning_rate());
+    pub fn stepper(&self, lr: Option<f32>, step: u64) -> Stepper {
+        let lr = lr.unwrap_or_else(|| self.schedule.rate(self.learning_rate(), step));
         Stepper {
             rule: self.rule,
             weight_decay: self.weight_decay,
+            clipping: self.clipping,
             lr,
             correction: adam::Correction::default(),
         }
@@ -96,18 +141,21 @@ impl Optimizer {
 pub struct Stepper {
     rule: Rule,
     weight_decay: f32,
+    clipping: Clipping,
     lr: f32,
     correction: adam::Correction,
 }
 
 impl Stepper {
-    /// Updates one row. `steps` counts this update too: it is 1 at a row's first. `gradient` is scratch: weight decay is
-    /// added to it in place.
+    /// Updates one row. `steps` counts this update too: it is 1 at a row's first. `gradient` is scratch: it is
+    /// clipped, and weight decay added to it, in place.
     ///
     /// The slices are as long as the table's shape says (the caller allocated them by it); a shorter one updates only
     /// what all of them have.
     pub fn step(&mut self, weights: &mut [f32], state: &mut [f32], gradient: &mut [f32], steps: u32) {
-        if self.weight_decay != 0.0 {
+        self.clipping.clip(gradient);
+        let decoupled = matches!(self.rule, Rule::AdamW(_));
+        if self.weight_decay != 0.0 && !decoupled {
             add_weight_decay(gradient, weights, self.weight_decay);
         }
         match self.rule {
@@ -117,7 +165,31 @@ impl Stepper {
                 let rates = self.correction.rates(&rule, self.lr, steps);
                 adam::step(weights, state, gradient, &rates);
             }
+            Rule::AdamW(rule) => {
+                if self.weight_decay != 0.0 {
+                    let keep = (1.0 - f64::from(self.lr) * f64::from(self.weight_decay)) as f32;
+                    weights.iter_mut().for_each(|weight| *weight *= keep);
+                }
+                let rates = self.correction.rates(&rule, self.lr, steps);
+                adam::step(weights, state, gradient, &rates);
+            }
+            Rule::Momentum(rule) => momentum::step(weights, state, gradient, self.lr, &rule, steps),
+            Rule::RowwiseAdagrad(rule) => {
+                rowwise_adagrad::step(weights, state, gradient, self.lr, rule.eps);
+            }
+            Rule::RmsProp(rule) => rms_prop::step(weights, state, gradient, self.lr, &rule),
+            Rule::Ftrl(rule) => ftrl::step(weights, state, gradient, self.lr, &rule),
         }
+        make_nan_one(weights);
+        make_nan_one(state);
+    }
+}
+
+/// Overflow can end in NaN (an infinity less an infinity). Sign and payload of a NaN are the processor's and the
+/// compiler's choice, so every one becomes the same: replicas' bytes are compared.
+fn make_nan_one(values: &mut [f32]) {
+    for value in values {
+        *value = if value.is_nan() { f32::from_bits(0x7fc0_0000) } else { *value };
     }
 }
 

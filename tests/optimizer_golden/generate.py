@@ -48,6 +48,33 @@ for weight_decay in [0.0, 0.01]:
     CASES.append({"rule": "adam", "lr": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": weight_decay})
     CASES.append({"rule": "adam", "lr": 0.05, "beta1": 0.5, "beta2": 0.9, "eps": 1e-4, "weight_decay": weight_decay})
 
+# New cases go to the end: a case's number chooses its weights and gradients.
+for weight_decay in [0.0, 0.01]:
+    base = {"lr": 0.01, "weight_decay": weight_decay}
+    CASES.append(dict(base, rule="momentum", momentum=0.9, dampening=0.0, nesterov=False))
+    CASES.append(dict(base, rule="momentum", momentum=0.9, dampening=0.5, nesterov=False))
+    CASES.append(dict(base, rule="momentum", momentum=0.9, dampening=0.0, nesterov=True))
+    CASES.append(dict(base, rule="rowwise_adagrad", eps=1e-8, initial_accumulator=0.1))
+    CASES.append(dict(base, rule="rmsprop", alpha=0.9, eps=1e-6, momentum=0.0, centered=False))
+    CASES.append(dict(base, rule="rmsprop", alpha=0.9, eps=1e-6, momentum=0.5, centered=False))
+    CASES.append(dict(base, rule="rmsprop", alpha=0.9, eps=1e-3, momentum=0.5, centered=True))
+    CASES.append(dict(base, rule="adamw", beta1=0.9, beta2=0.999, eps=1e-8))
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """PyTorch itself has none: the formula of FBGEMM's EXACT_ROWWISE_ADAGRAD, for one row, in PyTorch's arithmetic."""
+
+    def __init__(self, params, lr, weight_decay, initial, eps):
+        super().__init__(params, {"lr": lr})
+        self.weight_decay, self.eps, self.sum = weight_decay, eps, torch.tensor(initial, dtype=torch.float32)
+
+    @torch.no_grad()
+    def step(self):
+        weights = self.param_groups[0]["params"][0]
+        gradient = weights.grad.add(weights, alpha=self.weight_decay)
+        self.sum = self.sum + gradient.pow(2).mean()
+        weights.addcdiv_(gradient, (self.sum.sqrt() + self.eps).expand_as(gradient), value=-self.param_groups[0]["lr"])
+
 
 def optimizer(case, weights):
     decay = exact(case["weight_decay"])
@@ -62,7 +89,22 @@ def optimizer(case, weights):
             initial_accumulator_value=exact(case["initial_accumulator"]),
             eps=exact(case["eps"]),
         )
+    lr, momentum = exact(case["lr"]), exact(case.get("momentum", 0.0))
+    if case["rule"] == "momentum":
+        dampening, nesterov = exact(case["dampening"]), case["nesterov"]
+        return torch.optim.SGD(
+            [weights], lr=lr, momentum=momentum, dampening=dampening, weight_decay=decay, nesterov=nesterov
+        )
+    if case["rule"] == "rowwise_adagrad":
+        return RowwiseAdagrad([weights], lr, decay, exact(case["initial_accumulator"]), exact(case["eps"]))
+    if case["rule"] == "rmsprop":
+        alpha, eps = exact(case["alpha"]), exact(case["eps"])
+        return torch.optim.RMSprop(
+            [weights], lr=lr, alpha=alpha, eps=eps, weight_decay=decay, momentum=momentum, centered=case["centered"]
+        )
     betas = (exact(case["beta1"]), exact(case["beta2"]))
+    if case["rule"] == "adamw":
+        return torch.optim.AdamW([weights], lr=lr, betas=betas, eps=exact(case["eps"]), weight_decay=decay)
     return torch.optim.Adam([weights], lr=exact(case["lr"]), betas=betas, eps=exact(case["eps"]), weight_decay=decay)
 
 

@@ -1,8 +1,8 @@
 //! The machine against the reference, entry by entry; and single rules by example.
 
-use evershard_proto::push_body::{Operation, PushBodyBuilder};
+use evershard_proto::push_body::{Encoding, Operation, PushBodyBuilder};
 use evershard_proto::shard_command::ShardCommand;
-use evershard_proto::v1::ErrorKind;
+use evershard_proto::v1::{self, ErrorKind};
 use evershard_raft::state_machine::StateMachine;
 use proptest::prelude::*;
 
@@ -88,6 +88,29 @@ fn integer_gradients_are_exact_and_applied_once() {
     assert_eq!(pull(replica.machine(), 2, 0), (vec![5.0], true));
     assert_eq!(pull(replica.machine(), 2, u64::MAX), (vec![2.0], true));
     assert_eq!(pull(replica.machine(), 2, 1), (vec![0.0], false));
+}
+
+#[test]
+fn a_schedule_follows_the_clock_of_the_push() {
+    let replica = Replica::new(1, KeyRange::ALL);
+    let kind = v1::optimizer::Kind::Sgd(v1::Sgd { lr: 1.0 });
+    let schedule = Some(v1::Schedule { warmup_steps: 4, decay: None });
+    let optimizer = Some(v1::Optimizer { kind: Some(kind), schedule, ..Default::default() });
+    let definition = v1::TableDefinition { name: "warm".into(), dim: 1, optimizer, ..Default::default() };
+    let table = v1::TableDescription { number: 2, definition: Some(definition) };
+    let schema = ShardCommand::Schema { table, dropped: false }.encode();
+    apply(replica.machine(), command(1, schema));
+    let rates = [(0, None), (1, None), (3, None), (1000, None), (0, Some(3.0))];
+    let mut weight = 0.0;
+    for ((clock, lr), (seq, change)) in rates.into_iter().zip((1..).zip([0.25, 0.5, 1.0, 1.0, 3.0])) {
+        let mut builder = PushBodyBuilder::new(0);
+        let keys = [evershard_proto::key::key_of(2, 7)];
+        let payload = builder.section(2, Operation::Gradient, Encoding::F32, 1, lr, &keys);
+        payload.copy_from_slice(&1.0f32.to_le_bytes());
+        outcome(&replica, seq + 1, builder.finish(1, seq, clock));
+        weight -= change;
+        assert_eq!(pull(replica.machine(), 2, 7), (vec![weight], true), "clock {clock}");
+    }
 }
 
 #[test]

@@ -264,6 +264,7 @@ fn fresh(schema: &TableSchema, key: u64) -> Row {
         None | Some(Rule::Sgd(_)) => (vec![], vec![]),
         Some(Rule::Adagrad(rule)) => (vec![rule.initial_accumulator; dim], vec![]),
         Some(Rule::Adam(_)) => (vec![0.0; dim], vec![0.0; dim]),
+        Some(other) => unreachable!("no script has {other:?}"),
     };
     Row { weights, first, second, steps: 0 }
 }
@@ -291,6 +292,13 @@ fn train(schema: &TableSchema, row: &mut Row, gradient: &[f32], lr: Option<f32>)
                 let correction = (1.0 - squaring(beta2, row.steps)).sqrt() as f32;
                 row.weights[i] -= size * row.first[i] / (row.second[i].sqrt() / correction + rule.eps);
             }
+            other => unreachable!("no script has {other:?}"),
+        }
+    }
+    // A step leaves one NaN only, whatever the processor made.
+    for value in row.weights.iter_mut().chain(&mut row.first).chain(&mut row.second) {
+        if value.is_nan() {
+            *value = f32::from_bits(0x7fc0_0000);
         }
     }
 }

@@ -20,7 +20,8 @@ pub(super) const TABLES: [u32; 4] = [1, 2, 3, 4];
 /// Four tables, each of another kind.
 pub(super) fn definition(table: u32) -> v1::TableDefinition {
     use v1::{initializer, optimizer};
-    let optimizer = |kind, weight_decay| Some(v1::Optimizer { kind: Some(kind), weight_decay });
+    let optimizer =
+        |kind, weight_decay| Some(v1::Optimizer { kind: Some(kind), weight_decay, ..Default::default() });
     let initializer = |kind| Some(v1::Initializer { kind: Some(kind), seed: 42 });
     let base = v1::TableDefinition { name: format!("table-{table}"), dim: 3, ..Default::default() };
     match table {

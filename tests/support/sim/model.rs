@@ -31,7 +31,7 @@ pub const CELL_IDS: u64 = CELLS_PER_SESSION * (SESSIONS + 1);
 
 /// The entries that create the tables.
 pub fn schemas() -> [ShardCommand; 2] {
-    let sgd = Optimizer { kind: Some(Kind::Sgd(Sgd { lr: 1.0 })), weight_decay: 0.0 };
+    let sgd = Optimizer { kind: Some(Kind::Sgd(Sgd { lr: 1.0 })), weight_decay: 0.0, ..Default::default() };
     let table = |number, name: &str, dim: usize, optimizer| ShardCommand::Schema {
         table: TableDescription {
             number,

@@ -11,21 +11,29 @@ pub fn sparse(name: &str, dim: u32, optimizer: Option<v1::Optimizer>) -> TableDe
 /// Plain gradient descent.
 #[must_use]
 pub fn sgd(lr: f32) -> Option<v1::Optimizer> {
-    Some(v1::Optimizer { kind: Some(optimizer::Kind::Sgd(v1::Sgd { lr })), weight_decay: 0.0 })
+    Some(v1::Optimizer {
+        kind: Some(optimizer::Kind::Sgd(v1::Sgd { lr })),
+        weight_decay: 0.0,
+        ..Default::default()
+    })
 }
 
 /// Adagrad with eps 1e-10.
 #[must_use]
 pub fn adagrad(lr: f32) -> Option<v1::Optimizer> {
     let adagrad = v1::Adagrad { lr, eps: 1e-10, initial_accumulator: 0.0 };
-    Some(v1::Optimizer { kind: Some(optimizer::Kind::Adagrad(adagrad)), weight_decay: 0.0 })
+    Some(v1::Optimizer {
+        kind: Some(optimizer::Kind::Adagrad(adagrad)),
+        weight_decay: 0.0,
+        ..Default::default()
+    })
 }
 
 /// Adam with betas (0.9, 0.999) and eps 1e-8.
 #[must_use]
 pub fn adam(lr: f32) -> Option<v1::Optimizer> {
     let adam = v1::Adam { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    Some(v1::Optimizer { kind: Some(optimizer::Kind::Adam(adam)), weight_decay: 0.0 })
+    Some(v1::Optimizer { kind: Some(optimizer::Kind::Adam(adam)), weight_decay: 0.0, ..Default::default() })
 }
 
 /// Rows start normally distributed.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use evershard_proto::v1::{NonFinitePolicy, TableDefinition, initializer, optimizer};
+use evershard_proto::v1::{NonFinitePolicy, TableDefinition, initializer, optimizer, schedule};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, Output};
@@ -55,7 +55,7 @@ fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableVie
 fn optimizer_of(definition: &TableDefinition) -> Value {
     let Some(optimizer) = &definition.optimizer else { return Value::Null };
     let weight_decay = optimizer.weight_decay;
-    match &optimizer.kind {
+    let mut shown = match &optimizer.kind {
         None => Value::Null,
         Some(optimizer::Kind::Sgd(sgd)) => {
             json!({ "kind": "sgd", "lr": sgd.lr, "weight_decay": weight_decay })
@@ -75,7 +75,64 @@ fn optimizer_of(definition: &TableDefinition) -> Value {
             "eps": adam.eps,
             "weight_decay": weight_decay,
         }),
+        Some(optimizer::Kind::Momentum(momentum)) => json!({
+            "kind": "momentum",
+            "lr": momentum.lr,
+            "momentum": momentum.momentum,
+            "dampening": momentum.dampening,
+            "nesterov": momentum.nesterov,
+            "weight_decay": weight_decay,
+        }),
+        Some(optimizer::Kind::RowwiseAdagrad(adagrad)) => json!({
+            "kind": "rowwise_adagrad",
+            "lr": adagrad.lr,
+            "eps": adagrad.eps,
+            "initial_accumulator": adagrad.initial_accumulator,
+            "weight_decay": weight_decay,
+        }),
+        Some(optimizer::Kind::RmsProp(rms_prop)) => json!({
+            "kind": "rmsprop",
+            "lr": rms_prop.lr,
+            "alpha": rms_prop.alpha,
+            "eps": rms_prop.eps,
+            "momentum": rms_prop.momentum,
+            "centered": rms_prop.centered,
+            "weight_decay": weight_decay,
+        }),
+        Some(optimizer::Kind::AdamW(adam)) => json!({
+            "kind": "adamw",
+            "lr": adam.lr,
+            "beta1": adam.beta1,
+            "beta2": adam.beta2,
+            "eps": adam.eps,
+            "weight_decay": weight_decay,
+        }),
+        Some(optimizer::Kind::Ftrl(ftrl)) => json!({
+            "kind": "ftrl", "lr": ftrl.lr, "beta": ftrl.beta, "l1": ftrl.l1, "l2": ftrl.l2,
+        }),
+    };
+    if let Value::Object(fields) = &mut shown {
+        for (name, bound) in [("clip_value", optimizer.clip_value), ("clip_norm", optimizer.clip_norm)] {
+            if bound != 0.0 {
+                fields.insert(name.to_owned(), json!(bound));
+            }
+        }
+        if let Some(schedule) = &optimizer.schedule {
+            fields.insert("warmup_steps".to_owned(), json!(schedule.warmup_steps));
+            match &schedule.decay {
+                None => {}
+                Some(schedule::Decay::Step(decay)) => {
+                    fields.insert("decay_every".to_owned(), json!(decay.every));
+                    fields.insert("decay_factor".to_owned(), json!(decay.factor));
+                }
+                Some(schedule::Decay::Cosine(decay)) => {
+                    fields.insert("cosine_steps".to_owned(), json!(decay.steps));
+                    fields.insert("cosine_floor".to_owned(), json!(decay.floor));
+                }
+            }
+        }
     }
+    shown
 }
 
 fn initializer_of(definition: &TableDefinition) -> Value {
@@ -86,6 +143,22 @@ fn initializer_of(definition: &TableDefinition) -> Value {
         Some(initializer::Kind::Uniform(uniform)) => {
             json!({ "kind": "uniform", "low": uniform.low, "high": uniform.high, "seed": seed })
         }
+        Some(initializer::Kind::Constant(constant)) => json!({ "kind": "constant", "value": constant.value }),
+        Some(initializer::Kind::TruncatedNormal(normal)) => json!({
+            "kind": "truncated_normal",
+            "mean": normal.mean,
+            "std": normal.std,
+            "low": normal.low,
+            "high": normal.high,
+            "seed": seed,
+        }),
+        Some(initializer::Kind::Glorot(glorot)) => json!({
+            "kind": if glorot.normal { "glorot_normal" } else { "glorot_uniform" },
+            "fan_in": glorot.fan_in,
+            "fan_out": glorot.fan_out,
+            "gain": glorot.gain,
+            "seed": seed,
+        }),
         Some(initializer::Kind::Normal(normal)) => {
             json!({ "kind": "normal", "mean": normal.mean, "std": normal.std, "seed": seed })
         }
