@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use evershard_proto::limits::TABLE_NAME_BYTES_MAX;
 use evershard_proto::v1::{ErrorKind, Routing, TableDefinition, TableDescription};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::node_channel::NodeChannels;
+use crate::push::Residuals;
 use crate::push_lane::PushLanes;
 use crate::routing_cache::RoutingCache;
 use crate::session::Sessions;
@@ -35,6 +37,7 @@ pub(crate) struct Inner {
     pub(crate) admin: Admin,
     pub(crate) stats: Arc<Stats>,
     pub(crate) push_bytes: Arc<Semaphore>,
+    pub(crate) residuals: Mutex<Residuals>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -73,6 +76,7 @@ impl Client {
         routing.refresh_until(Instant::now() + options.deadline).await?;
         tasks.spawn(sessions.renew(stop.clone()));
         let push_bytes = Arc::new(Semaphore::new(options.push_bytes_in_flight));
+        let residuals = Mutex::new(Residuals::new(options.residual_bytes));
         Ok(Client {
             inner: Arc::new(Inner {
                 options,
@@ -82,6 +86,7 @@ impl Client {
                 admin,
                 stats,
                 push_bytes,
+                residuals,
                 tasks,
                 stop,
             }),

@@ -37,6 +37,7 @@ mod table;
 pub use admin::Admin;
 pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
+pub use evershard_proto::push_body::Encoding;
 pub use evershard_proto::v1::{Consistency, ErrorKind, Routing, TableDefinition, TableDescription};
 pub use options::ClientOptions;
 pub use pull::{PullInfo, PullOptions};

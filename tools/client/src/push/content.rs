@@ -2,7 +2,7 @@
 //!
 //! Not here: making messages of it (`packing`).
 
-use evershard_proto::push_body::Operation;
+use evershard_proto::push_body::{Encoding, Operation};
 use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
 
 use crate::Error;
@@ -14,6 +14,8 @@ pub(crate) struct Content<'a> {
     pub(crate) name: &'a str,
     pub(crate) dim: usize,
     pub(crate) operation: Operation,
+    /// How gradients travel; everything else travels as f32.
+    pub(crate) encoding: Encoding,
     pub(crate) ids: &'a [u64],
     /// `ids.len() x dim`; empty for a removal.
     pub(crate) values: &'a [f32],
