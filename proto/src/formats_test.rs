@@ -7,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use prost::Message;
 
+use crate::encoding::decode_row;
 use crate::push_body::{Encoding, Operation, PushBody, PushBodyBuilder};
 use crate::shard_command::ShardCommand;
 use crate::v1;
@@ -244,6 +245,33 @@ fn version_1_of_a_push_body_stays_as_it_is() {
     let bytes = golden(CRATE, "push-body-1.bin", &builder.finish(7, 9, 11));
     let body = PushBody::parse(&bytes).expect("of version 1");
     assert_eq!((body.session, body.seq, body.clock, body.sections().count()), (7, 9, 11, 2));
+}
+
+#[test]
+fn version_2_of_a_push_body_stays_as_it_is() {
+    for (encoding, name) in [
+        (Encoding::Bf16, "push-body-2-bf16.bin"),
+        (Encoding::F16, "push-body-2-f16.bin"),
+        (Encoding::Int8, "push-body-2-int8.bin"),
+    ] {
+        let mut builder = PushBodyBuilder::new(0);
+        let payload = builder.section(3, Operation::Gradient, encoding, 2, None, &[10, u64::MAX]);
+        let row: &[u8] = match encoding {
+            // 1 and -2; for int8 a scale of 0.5, 2 and -4.
+            Encoding::Bf16 => &[0x80, 0x3f, 0x00, 0xc0],
+            Encoding::F16 => &[0x00, 0x3c, 0x00, 0xc0],
+            Encoding::Int8 => &[0x00, 0x00, 0x00, 0x3f, 2, 0xfc],
+            Encoding::F32 => unreachable!("of version 1"),
+        };
+        payload.copy_from_slice(&row.repeat(2));
+        let bytes = golden(CRATE, name, &builder.finish(7, 9, 11));
+        let body = PushBody::parse(&bytes).expect("of version 2");
+        assert_eq!((body.version, body.session, body.seq, body.clock), (2, 7, 9, 11));
+        let section = body.sections().next().expect("one section");
+        let mut values = [0.0; 2];
+        decode_row(section.encoding, section.row(1), &mut values);
+        assert_eq!(values, [1.0, -2.0], "{encoding:?}");
+    }
 }
 
 #[test]

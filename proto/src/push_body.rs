@@ -2,7 +2,7 @@
 //! same bytes are validated at the door, logged, replicated and applied.
 //!
 //! ```text
-//! header, 40 bytes     kind u8 = 1 | version u8 | flags u16 = 0 | crc32 u32 of all that follows
+//! header, 40 bytes     kind u8 = 1 | version u8 = 1 or 2 | flags u16 = 0 | crc32 u32 of all that follows
 //!                      session u64 | seq u64 | clock u64 | sections u32 | reserved u32 = 0
 //! section, 24 bytes    table u32 | operation u8 | encoding u8 | reserved u16 | dim u32 | count u32 | lr f32 | reserved u32
 //!   keys               count x u64
@@ -10,6 +10,9 @@
 //! ```
 //!
 //! All little-endian. `lr` is NaN unless the push overrides the table's learning rate.
+//!
+//! Version 2 is laid out as version 1. It says that a section's payload is not f32: a build that applies f32 only must halt
+//! at such an entry, not record a refusal that other replicas do not. A body of f32 alone is of version 1 still.
 //! Invariant: [`PushBody::parse`] succeeds only when every length adds up to exactly the bytes there are; it never
 //! takes memory by a declared length.
 //!
@@ -21,8 +24,10 @@ use crate::limits::{DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX};
 
 /// First byte of every push body.
 pub const KIND_PUSH: u8 = 1;
-/// The layout above.
+/// The layout above, every payload f32.
 pub const PUSH_VERSION: u8 = 1;
+/// The layout above, any encoding.
+pub const PUSH_VERSION_ENCODED: u8 = 2;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 40;
 /// Bytes of a section's head.
@@ -43,20 +48,35 @@ pub enum Operation {
 }
 
 /// How the payload's floats are encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
     /// 4 bytes a value.
+    #[default]
     F32 = 0,
-    /// 2 bytes a value (reserved for the training-semantics issue; refused today).
+    /// 2 bytes a value: the upper half of an f32.
     Bf16 = 1,
-    /// 2 bytes a value (reserved).
+    /// 2 bytes a value: IEEE 754 binary16.
     F16 = 2,
-    /// One f32 scale a row, then 1 byte a value (reserved).
+    /// One f32 scale a row, then 1 byte a value.
     Int8 = 3,
 }
 
 impl Encoding {
+    /// Every encoding.
+    pub const ALL: [Encoding; 4] = [Encoding::F32, Encoding::Bf16, Encoding::F16, Encoding::Int8];
+
+    /// Its name, as users write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Encoding::F32 => "f32",
+            Encoding::Bf16 => "bf16",
+            Encoding::F16 => "f16",
+            Encoding::Int8 => "int8",
+        }
+    }
+
     /// Payload bytes of one row.
     #[must_use]
     pub const fn row_bytes(self, dim: usize) -> usize {
@@ -165,6 +185,8 @@ pub struct PushBody<'a> {
     pub seq: u64,
     /// The worker's clock, 0 outside a job.
     pub clock: u64,
+    /// [`PUSH_VERSION`] or [`PUSH_VERSION_ENCODED`].
+    pub version: u8,
     sections: u32,
     bytes: &'a [u8],
 }
@@ -199,7 +221,7 @@ impl<'a> PushBody<'a> {
         if bytes.len() < HEADER_BYTES {
             return Err(PushBodyError::Malformed { at: bytes.len(), what: "shorter than its header" });
         }
-        if bytes[0] != KIND_PUSH || bytes[1] != PUSH_VERSION {
+        if bytes[0] != KIND_PUSH || !matches!(bytes[1], PUSH_VERSION | PUSH_VERSION_ENCODED) {
             return Err(PushBodyError::Unknown { kind: bytes[0], version: bytes[1] });
         }
         let sections = le_u32(bytes, 32);
@@ -214,6 +236,7 @@ impl<'a> PushBody<'a> {
             session: le_u64(bytes, 8),
             seq: le_u64(bytes, 16),
             clock: le_u64(bytes, 24),
+            version: bytes[1],
             sections,
             bytes,
         };
@@ -328,6 +351,9 @@ impl PushBodyBuilder {
         let row_bytes = if operation == Operation::Remove { 0 } else { encoding.row_bytes(dim as usize) };
         let payload_bytes = keys.len() * row_bytes;
         self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + payload_bytes);
+        if encoding != Encoding::F32 && operation != Operation::Remove {
+            self.bytes[1] = PUSH_VERSION_ENCODED;
+        }
         self.bytes.put_u32_le(table);
         self.bytes.put_u8(operation as u8);
         self.bytes.put_u8(encoding as u8);

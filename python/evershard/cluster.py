@@ -20,7 +20,7 @@ import numpy as np
 from evershard import _evershard
 from evershard.arrays import as_ids
 from evershard.definitions import Initializer, Optimizer
-from evershard.errors import AlreadyClosed
+from evershard.errors import AlreadyClosed, InvalidArgument
 from evershard.job import Job
 from evershard.table import Table
 
@@ -272,7 +272,11 @@ class Cluster:
             rate = item[3] if len(item) > 3 and item[3] is not None else lr
             handle = table._in(self, native)
             group = groups.setdefault(rate, {})
-            group.setdefault(handle.number, [handle, []])[1].append(table._checked(ids, grads))
+            parts = group.setdefault(handle.number, [handle, []])
+            if parts[0].encoding != handle.encoding:
+                encodings = f"{parts[0].encoding} and {handle.encoding}"
+                raise InvalidArgument(f"table {table.name!r} is twice in one push, as {encodings}")
+            parts[1].append(table._checked(ids, grads))
         return [([_joined(handle, parts) for handle, parts in group.values()], rate) for rate, group in groups.items()]
 
 

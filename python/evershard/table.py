@@ -36,6 +36,21 @@ class Table:
         self.number: int = handle.number
         self._handle = handle
         self._native = native
+        #: How gradients travel and are logged unless a push says otherwise, see :meth:`with_encoding`.
+        self.encoding: str = handle.encoding
+
+    def with_encoding(self, encoding: str) -> "Table":
+        """The same table; gradients pushed through the handle returned travel and are logged as ``encoding``.
+
+        Args:
+            encoding: ``"f32"``; ``"bf16"`` or ``"f16"``: half the bytes, rounded to nearest, ties to even; ``"int8"``: about a
+                quarter, with one scale a row, and what was rounded away added to the id's next gradient by this process.
+
+        Repeated ids are summed in float32 before they are encoded, and the optimizer computes in float32. A gradient that is
+        finite and too large for the encoding (``f16``: 65520 and above) goes by the table's policy, as an infinity would.
+        """
+        native = self.cluster._connection()
+        return Table(self.cluster, self._in(self.cluster, native).with_encoding(encoding), native)
 
     def pull(
         self,
@@ -70,7 +85,7 @@ class Table:
         result = rows.reshape(row_shape) if out is None else out
         return (result, exists.reshape(shape)) if return_exists else result
 
-    def push(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> None:
+    def push(self, ids: Any, grads: Any, *, lr: Optional[float] = None, encoding: Optional[str] = None) -> None:
         """Applies gradients with the table's optimizer, exactly once; returns when a quorum of replicas has them.
 
         Gradients of repeated ids are summed first: the optimizer runs once for each distinct id.
@@ -79,6 +94,7 @@ class Table:
             ids: integers of any shape.
             grads: ``[*ids.shape, dim]``; cast to ``float32`` when it is not.
             lr: learning rate for this push, in place of the table's.
+            encoding: how the gradients travel, as for :meth:`with_encoding`; this handle's own by default.
 
         Raises:
             WrongDim, LengthMismatch, NonFiniteGradient, NoOptimizer: nothing was changed.
@@ -86,16 +102,18 @@ class Table:
         """
         native = self.cluster._connection()
         array, rows = self._checked(ids, grads)
-        native.push_many([(self._in(self.cluster, native), array, rows)], lr)
+        native.push_many([(self._encoded(native, encoding), array, rows)], lr)
 
-    def push_async(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> "_evershard.PendingPush":
+    def push_async(
+        self, ids: Any, grads: Any, *, lr: Optional[float] = None, encoding: Optional[str] = None
+    ) -> "_evershard.PendingPush":
         """As :meth:`push`, but returns at once with a handle whose ``wait()`` returns or raises.
 
         The arrays are copied, and may be changed at once. Pushes apply in the order sent.
         """
         native = self.cluster._connection()
         array, rows = self._checked(ids, grads)
-        return native.push_begin([([(self._in(self.cluster, native), array, rows)], lr)])
+        return native.push_begin([([(self._encoded(native, encoding), array, rows)], lr)])
 
     def push_pull(self, ids: Any, grads: Any, *, lr: Optional[float] = None) -> np.ndarray:
         """Reads rows, then pushes gradients to them: a pull and a push in one call.
@@ -133,7 +151,7 @@ class Table:
         return f"evershard.Table({self.name!r}, dim={self.dim})"
 
     def __reduce__(self) -> Any:
-        return _unpickle, (self.cluster, self.name, self.dim, self.number)
+        return _unpickle, (self.cluster, self.name, self.dim, self.number, self.encoding)
 
     def __copy__(self) -> "Table":
         return self
@@ -149,8 +167,12 @@ class Table:
             handle = native.table(self.name)
             if handle.number != self.number or handle.dim != self.dim:
                 raise UnknownTable(f"table {self.name!r} was dropped; the one of that name now is another")
-            self._handle, self._native = handle, native
+            self._handle, self._native = handle.with_encoding(self.encoding), native
         return self._handle
+
+    def _encoded(self, native: "_evershard.Connection", encoding: Optional[str]) -> "_evershard.TableHandle":
+        handle = self._in(self.cluster, native)
+        return handle if encoding is None else handle.with_encoding(encoding)
 
     def _checked(self, ids: Any, values: Any) -> Tuple[np.ndarray, np.ndarray]:
         """Flat ids and values that fit each other and the table."""
@@ -176,8 +198,9 @@ class Table:
             raise InvalidArgument("out must be C-contiguous and writeable")
 
 
-def _unpickle(cluster: "Cluster", name: str, dim: int, number: int) -> Table:
+def _unpickle(cluster: "Cluster", name: str, dim: int, number: int, encoding: str) -> Table:
     table = Table.__new__(Table)
     table.cluster, table.name, table.dim, table.number = cluster, name, dim, number
+    table.encoding = encoding
     table._handle = table._native = None
     return table

@@ -123,9 +123,11 @@ def _ids(ids: Any) -> Tuple[np.ndarray, Tuple[int, ...]]:
 class _Rows(nn.Module):
     """What `Embedding` and `EmbeddingBag` share: a table, and ids to distinct rows."""
 
-    def __init__(self, num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr):
+    def __init__(self, num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr, encoding):
         super().__init__()
         self.table = _table(table, cluster, embedding_dim, optimizer, initializer)
+        if encoding is not None:
+            self.table = self.table.with_encoding(encoding)
         self.num_embeddings = num_embeddings
         self.embedding_dim = self.table.dim
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
@@ -168,6 +170,7 @@ class Embedding(_Rows):
         cluster: an :class:`evershard.Cluster`, for a table given by name.
         optimizer, initializer: create the table (idempotent), as :meth:`evershard.Cluster.create_table`.
         lr: learning rate of every push, in place of the table's; may be changed between steps.
+        gradient_encoding: how gradients travel, as for :meth:`evershard.Table.with_encoding`; the table handle's by default.
     """
 
     def __init__(
@@ -181,8 +184,9 @@ class Embedding(_Rows):
         optimizer: Any = None,
         initializer: Any = None,
         lr: Optional[float] = None,
+        gradient_encoding: Optional[str] = None,
     ):
-        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr, gradient_encoding)
 
     def _plan(self, input: Any) -> _Request:
         ids, shape = _ids(input)
@@ -218,11 +222,12 @@ class EmbeddingBag(_Rows):
         optimizer: Any = None,
         initializer: Any = None,
         lr: Optional[float] = None,
+        gradient_encoding: Optional[str] = None,
         include_last_offset: bool = False,
     ):
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode must be 'sum' or 'mean', not {mode!r}")
-        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr, gradient_encoding)
         self.mode = mode
         self.include_last_offset = include_last_offset
 

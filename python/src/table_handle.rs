@@ -2,9 +2,10 @@
 //!
 //! Not here: operations, which all go through a connection.
 
-use evershard::Table;
+use evershard::{Encoding, Table};
 use pyo3::prelude::*;
 
+use crate::errors::InvalidArgument;
 use crate::process_bound::ProcessBound;
 
 /// A table of one connection.
@@ -17,7 +18,23 @@ pub(crate) struct TableHandle {
     dim: usize,
     #[pyo3(get)]
     number: u32,
+    /// How gradients pushed through it travel.
+    #[pyo3(get)]
+    encoding: &'static str,
     table: ProcessBound<Table>,
+}
+
+#[pymethods]
+impl TableHandle {
+    /// The same table; gradients pushed through this handle travel as `encoding`.
+    fn with_encoding(&self, encoding: &str) -> PyResult<TableHandle> {
+        let Some(encoding) = Encoding::ALL.into_iter().find(|known| known.name() == encoding) else {
+            let names = Encoding::ALL.map(Encoding::name).join(", ");
+            return Err(InvalidArgument::new_err(format!("encoding is one of {names}, not {encoding:?}")));
+        };
+        let table = self.table()?.clone().with_encoding(encoding);
+        Ok(TableHandle { encoding: encoding.name(), ..TableHandle::new(table) })
+    }
 }
 
 impl TableHandle {
@@ -26,6 +43,7 @@ impl TableHandle {
             name: table.name().to_owned(),
             dim: table.dim(),
             number: table.number(),
+            encoding: Encoding::F32.name(),
             table: ProcessBound::new(table),
         }
     }

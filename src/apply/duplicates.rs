@@ -4,10 +4,12 @@
 //! - keys are in order of first appearance, each once;
 //! - a key's sum is `((first + second) + third) + ...` in f32, in order of appearance; a key that comes once is not
 //!   copied: its values are read from the payload;
+//! - values are decoded first: sums are of f32, whatever the encoding;
 //! - nothing is allocated once the buffers have grown to the size of a message.
 //!
 //! Not here: finiteness, rows.
 
+use evershard_proto::encoding::decode_row;
 use evershard_proto::push_body::{Operation, Section};
 
 use super::finite;
@@ -73,7 +75,7 @@ impl Distinct {
     pub(super) fn values(&self, section: &Section<'_>, position: usize, values: &mut [f32]) {
         let source = self.sources[position];
         if source.sum == NONE {
-            finite::decode(section.row(source.row as usize), values);
+            decode_row(section.encoding, section.row(source.row as usize), values);
             if self.clip {
                 finite::clip(values);
             }
@@ -119,7 +121,8 @@ impl Distinct {
                     let start = self.sums.len();
                     self.sources[position].sum = (start / self.dim.max(1)) as u32;
                     self.sums.resize(start + self.dim, 0.0);
-                    finite::decode(section.row(source.row as usize), &mut self.sums[start..]);
+                    let first = section.row(source.row as usize);
+                    decode_row(section.encoding, first, &mut self.sums[start..]);
                     if self.clip {
                         finite::clip(&mut self.sums[start..]);
                     }
@@ -127,7 +130,7 @@ impl Distinct {
                 } else {
                     source.sum as usize * self.dim
                 };
-                finite::add(section.row(row), self.clip, &mut self.sums[start..start + self.dim]);
+                finite::add(section, row, self.clip, &mut self.sums[start..start + self.dim]);
             }
         }
     }

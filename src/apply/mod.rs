@@ -25,7 +25,7 @@ mod scrub;
 mod sessions;
 
 use bytes::Bytes;
-use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION};
+use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION, PUSH_VERSION_ENCODED};
 use evershard_proto::shard_command::{ShardCommand, ShardCommandError};
 use evershard_raft::state_machine::Halt;
 use parking_lot::Mutex;
@@ -60,7 +60,9 @@ impl Applier {
     /// [`Halt`] when the command's kind or version is of another build, or the store cannot be read: the entry is not applied.
     pub(crate) fn command(&mut self, target: &Target<'_>, command: &[u8]) -> Result<Bytes, Halt> {
         match command {
-            [KIND_PUSH, PUSH_VERSION, ..] => Ok(push::apply(target, &mut self.push, command)?.encode()),
+            [KIND_PUSH, PUSH_VERSION | PUSH_VERSION_ENCODED, ..] => {
+                Ok(push::apply(target, &mut self.push, command)?.encode())
+            }
             _ => match ShardCommand::decode(command) {
                 Ok(ShardCommand::Schema { table, dropped }) => {
                     Ok(schema::apply(target, &table, dropped).encode())

@@ -98,10 +98,10 @@ fn change_section(
     schema: &TableSchema,
     clock: u64,
 ) -> Result<(), Halt> {
-    let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section.payload()).is_finite();
+    let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section).is_finite();
     let skip_rows = dirty && schema.non_finite() == NonFinite::SkipRow;
     let clip = dirty && schema.non_finite() == NonFinite::Clip;
-    scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of(section.row(row)).is_finite());
+    scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of_row(section, row).is_finite());
     scratch.cold.clear();
     loop {
         {

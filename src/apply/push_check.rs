@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use evershard_proto::key::id_of;
-use evershard_proto::push_body::{Encoding, Operation, PushBody, Section};
+use evershard_proto::push_body::{Encoding, Operation, PUSH_VERSION_ENCODED, PushBody, Section};
 
 use super::duplicates::Distinct;
 use super::finite::{self, Magnitude};
@@ -44,12 +44,17 @@ pub fn validate_push(
         let schema = schemas
             .get(&section.table)
             .ok_or(PushRefusal::UnknownTable { shard: scope.shard, table: section.table })?;
-        check_section(&section, schema, scope)?;
+        check_section(body.version, &section, schema, scope)?;
     }
     Ok(())
 }
 
-fn check_section(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope) -> Result<(), PushRefusal> {
+fn check_section(
+    version: u8,
+    section: &Section<'_>,
+    schema: &TableSchema,
+    scope: &ShardScope,
+) -> Result<(), PushRefusal> {
     let (shard, table) = (scope.shard, section.table);
     let name = || schema.name().to_owned();
     if section.operation != Operation::Remove {
@@ -62,13 +67,10 @@ fn check_section(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope
                 actual: section.dim,
             });
         }
-        if section.encoding != Encoding::F32 {
-            let encoding = match section.encoding {
-                Encoding::F32 => "f32",
-                Encoding::Bf16 => "bf16",
-                Encoding::F16 => "f16",
-                Encoding::Int8 => "int8",
-            };
+        // Version 1 was refused by builds that are in the log's past: it must be for ever.
+        let encoded = version >= PUSH_VERSION_ENCODED && section.operation != Operation::Set;
+        if section.encoding != Encoding::F32 && !encoded {
+            let encoding = section.encoding.name();
             return Err(PushRefusal::Encoding { shard, table, encoding });
         }
     }
@@ -95,18 +97,17 @@ fn check_section(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope
 
 fn check_finite(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope) -> Result<(), PushRefusal> {
     let (shard, table) = (scope.shard, section.table);
-    let magnitude = Magnitude::of(section.payload());
+    let magnitude = Magnitude::of(section);
     if !magnitude.is_finite()
-        && let Some((at, value)) = finite::first_bad(section.payload())
+        && let Some((row, column, value)) = finite::first_bad(section)
     {
-        let dim = section.dim.max(1) as usize;
-        let id = id_of(table, section.key(at / dim));
+        let id = id_of(table, section.key(row));
         return Err(PushRefusal::NonFinite {
             shard,
             table,
             name: schema.name().to_owned(),
             id,
-            column: at % dim,
+            column,
             value,
         });
     }

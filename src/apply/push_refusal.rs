@@ -102,8 +102,10 @@ pub enum PushRefusal {
         /// Its name.
         name: String,
     },
-    /// An encoding that is reserved.
-    #[error("push refused by shard {shard}: encoding {encoding} of table {table} is not supported yet")]
+    /// Values, or a body of version 1, in another encoding than f32.
+    #[error(
+        "push refused by shard {shard}: the section of table {table} is {encoding}, which only gradients and additions of a body of version 2 may be"
+    )]
     Encoding {
         /// The shard that refuses.
         shard: u32,

@@ -31,7 +31,7 @@ pub enum RefusalKind {
     NonFinite = 5,
     /// Gradients for a table without an optimizer.
     NoOptimizer = 6,
-    /// An encoding this build does not apply.
+    /// An encoding that the operation or the body's version does not take.
     Encoding = 7,
     /// Two sections for one table.
     RepeatedTable = 8,
@@ -85,7 +85,7 @@ impl RefusalKind {
             RefusalKind::WrongRange => "a key is outside the shard's range",
             RefusalKind::NonFinite => "a value is not finite",
             RefusalKind::NoOptimizer => "the table has no optimizer, so it takes no gradients",
-            RefusalKind::Encoding => "this encoding is not supported yet",
+            RefusalKind::Encoding => "the operation does not take this encoding",
             RefusalKind::RepeatedTable => "two sections of one message name the same table",
             RefusalKind::LearningRate => "the learning rate is negative or infinite",
             RefusalKind::SeqZero => "sequence numbers start at 1",

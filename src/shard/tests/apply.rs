@@ -150,6 +150,35 @@ fn a_refused_push_changes_nothing_in_any_table() {
     assert_eq!(replica.machine().recorded_outcome(1, 1), Some(PushOutcome::Refused(refusal)));
 }
 
+/// Builds from before the encodings recorded a refusal for such an entry of version 1, and halt at version 2: so must, for
+/// ever, whoever applies the same log.
+#[test]
+fn an_encoded_section_counts_from_version_2_on_and_never_for_set() {
+    use evershard_proto::push_body::Encoding;
+    let replica = with_tables(KeyRange::ALL);
+    let key = evershard_proto::key::key_of(2, 1);
+    let encoded = |seq, operation, encoding: Encoding, payload: &[u8]| {
+        let mut builder = PushBodyBuilder::new(0);
+        builder.section(2, operation, encoding, 1, None, &[key]).copy_from_slice(payload);
+        builder.finish(1, seq, 0)
+    };
+    let refused = PushOutcome::Refused(Refusal { kind: RefusalKind::Encoding, table: 2 });
+    let before = fingerprint(replica.machine()).digest;
+    let mut old = encoded(1, Operation::Gradient, Encoding::Bf16, &[0x80, 0x3f]).to_vec();
+    assert_eq!(old[1], 2);
+    old[1] = 1;
+    assert_eq!(outcome(&replica, 5, old.into()), refused);
+    assert_eq!(outcome(&replica, 6, encoded(2, Operation::Set, Encoding::F16, &[0x00, 0x3c])), refused);
+    assert_eq!(fingerprint(replica.machine()).digest, before);
+    let int8 = encoded(3, Operation::Gradient, Encoding::Int8, &[0, 0, 0, 0x3f, 2]);
+    assert_eq!(outcome(&replica, 7, int8), PushOutcome::Applied { index: 7 });
+    assert_ne!(fingerprint(replica.machine()).digest, before);
+    // Half of it would not be f32: nobody knows version 3.
+    let mut later = encoded(4, Operation::Gradient, Encoding::Bf16, &[0x80, 0x3f]).to_vec();
+    later[1] = 3;
+    assert!(evershard_proto::push_body::PushBody::parse(&later).is_err());
+}
+
 #[test]
 fn the_door_says_what_is_wrong() {
     let replica = with_tables(LOWER_HALF);
@@ -189,7 +218,7 @@ fn unknown_kinds_and_versions_halt_and_change_nothing() {
     let replica = with_tables(KeyRange::ALL);
     let machine = replica.machine();
     let mut newer = one(1, 1, 2, Operation::Gradient, &[(0, &[-1.0])]).to_vec();
-    newer[1] = 2;
+    newer[1] = 3;
     for bad in [newer, vec![77, 1, 0, 0], vec![2, 9, 0, 0], vec![]] {
         let halt = machine.apply(&[command(5, bad.into())]).expect_err("halts");
         assert_eq!(halt.index, 5);

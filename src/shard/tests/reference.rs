@@ -129,7 +129,8 @@ impl Reference {
             if !removes && section.dim != definition.dim {
                 return refusal(RefusalKind::WrongDim);
             }
-            if !removes && section.encoding != Encoding::F32 {
+            let encoded = body.version == 2 && section.operation != Operation::Set;
+            if !removes && section.encoding != Encoding::F32 && !encoded {
                 return refusal(RefusalKind::Encoding);
             }
             if section.operation == Operation::Gradient {
@@ -234,8 +235,24 @@ fn clip(value: &mut f32) {
 fn all_values(section: &Section<'_>) -> Vec<Vec<f32>> {
     (0..section.count())
         .map(|row| {
-            let raw = section.row(row).chunks_exact(4);
-            raw.map(|raw| f32::from_le_bytes(raw.try_into().expect("four"))).collect()
+            let raw = section.row(row);
+            let two = |raw: &[u8]| [raw[0], raw[1]];
+            match section.encoding {
+                Encoding::F32 => {
+                    raw.chunks_exact(4).map(|raw| f32::from_le_bytes(raw.try_into().expect("four"))).collect()
+                }
+                Encoding::Bf16 => raw
+                    .chunks_exact(2)
+                    .map(|raw| half::bf16::from_le_bytes(two(raw)).to_f32_const())
+                    .collect(),
+                Encoding::F16 => {
+                    raw.chunks_exact(2).map(|raw| half::f16::from_le_bytes(two(raw)).to_f32_const()).collect()
+                }
+                Encoding::Int8 => {
+                    let scale = f32::from_le_bytes(raw[..4].try_into().expect("four"));
+                    raw[4..].iter().map(|value| f32::from(*value as i8) * scale).collect()
+                }
+            }
         })
         .collect()
 }

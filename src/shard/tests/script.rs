@@ -101,8 +101,7 @@ fn section() -> impl Strategy<Value = SectionSpec> {
         2 => Just(Operation::Add),
         3 => Just(Operation::Remove)
     ];
-    let encoding =
-        prop_oneof![40 => Just(Encoding::F32), 1 => Just(Encoding::Bf16), 1 => Just(Encoding::Int8)];
+    let encoding = prop_oneof![20 => Just(Encoding::F32), 3 => Just(Encoding::Bf16), 3 => Just(Encoding::F16), 3 => Just(Encoding::Int8)];
     let lr = prop_oneof![
         10 => Just(None), 3 => (0.0f32..1.0).prop_map(Some), 1 => Just(Some(-1.0)), 1 => Just(Some(f32::INFINITY))
     ];
@@ -198,16 +197,38 @@ fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
         let dim = definition(spec.table).dim + u32::from(spec.wrong_dim);
         let keys: Vec<u64> = spec.rows.iter().map(|(id, ..)| key_of(spec.table, IDS[*id])).collect();
         let payload = builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys);
-        if spec.encoding == Encoding::F32 && spec.operation != Operation::Remove {
-            for (row, (_, first, rest)) in payload.chunks_exact_mut(dim as usize * 4).zip(&spec.rows) {
-                for (column, raw) in row.chunks_exact_mut(4).enumerate() {
-                    let value = if column == 0 { *first } else { *rest };
-                    raw.copy_from_slice(&value.to_le_bytes());
-                }
-            }
+        if spec.operation == Operation::Remove {
+            continue;
+        }
+        for (row, (_, first, rest)) in
+            payload.chunks_exact_mut(spec.encoding.row_bytes(dim as usize)).zip(&spec.rows)
+        {
+            fill(spec.encoding, row, *first, *rest);
         }
     }
     builder.finish(session, seq, 0)
+}
+
+/// `first`, then `rest` as often as there is room; of int8, a scale and what it scales.
+fn fill(encoding: Encoding, row: &mut [u8], first: f32, rest: f32) {
+    let bytes = |value: f32| match encoding {
+        Encoding::F32 => value.to_le_bytes().to_vec(),
+        Encoding::Bf16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+        Encoding::F16 => half::f16::from_f32_const(value).to_le_bytes().to_vec(),
+        Encoding::Int8 => vec![rest as i8 as u8],
+    };
+    let (head, tail) = match encoding {
+        Encoding::Int8 => row.split_at_mut(4),
+        _ => row.split_at_mut(bytes(first).len()),
+    };
+    head.copy_from_slice(&if encoding == Encoding::Int8 {
+        first.to_le_bytes().to_vec()
+    } else {
+        bytes(first)
+    });
+    for place in tail.chunks_exact_mut(bytes(rest).len()) {
+        place.copy_from_slice(&bytes(rest));
+    }
 }
 
 /// A push of one section.

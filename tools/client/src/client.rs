@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use evershard_proto::limits::TABLE_NAME_BYTES_MAX;
 use evershard_proto::v1::{ErrorKind, Routing, TableDefinition, TableDescription, WorkerIdentity};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::node_channel::NodeChannels;
+use crate::push::Residuals;
 use crate::push_lane::PushLanes;
 use crate::routing_cache::RoutingCache;
 use crate::session::Sessions;
@@ -31,6 +33,8 @@ pub struct Client {
 pub(crate) struct Inner {
     shared: Shared,
     pub(crate) lanes: PushLanes,
+    /// What encodings left out of gradients.
+    pub(crate) residuals: Mutex<Residuals>,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     /// The client whose connections these are.
@@ -76,7 +80,8 @@ impl Inner {
             stop.clone(),
         );
         tasks.spawn(sessions.renew(stop.clone()));
-        Inner { shared, lanes, tasks, stop, of: None }
+        let residuals = Mutex::new(Residuals::new(shared.options.residual_bytes));
+        Inner { shared, lanes, residuals, tasks, stop, of: None }
     }
 }
 

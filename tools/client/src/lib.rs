@@ -40,6 +40,7 @@ mod worker;
 pub use admin::Admin;
 pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
+pub use evershard_proto::push_body::Encoding;
 pub use evershard_proto::v1::{
     Consistency, ErrorKind, JobDefinition, JobDescription, Routing, TableDefinition, TableDescription,
     WorkerDescription, WorkerState,

@@ -19,6 +19,8 @@ pub struct ClientOptions {
     pub pushes_in_flight: usize,
     /// Bytes of push messages not yet acknowledged, over all shards. Those whose deadline is over count no more.
     pub push_bytes_in_flight: usize,
+    /// Memory for what int8 gradients left out and the id's next ones make up for. The ids pushed longest ago are forgotten.
+    pub residual_bytes: usize,
     /// Pull requests sent and not yet answered, per operation: each answer has at most 1 MiB.
     pub pulls_in_flight: usize,
 }
@@ -31,6 +33,7 @@ impl Default for ClientOptions {
             attempt_timeout: Duration::from_secs(3),
             pushes_in_flight: 32,
             push_bytes_in_flight: 64 << 20,
+            residual_bytes: 256 << 20,
             pulls_in_flight: 32,
         }
     }

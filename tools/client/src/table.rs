@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evershard_proto::push_body::Operation;
+use evershard_proto::push_body::{Encoding, Operation};
 use evershard_proto::v1::TableDefinition;
 
 use crate::Error;
@@ -16,11 +16,25 @@ pub struct Table {
     inner: Arc<Inner>,
     number: u32,
     definition: Arc<TableDefinition>,
+    encoding: Encoding,
 }
 
 impl Table {
     pub(crate) fn new(inner: Arc<Inner>, number: u32, definition: TableDefinition) -> Self {
-        Table { inner, number, definition: Arc::new(definition) }
+        Table { inner, number, definition: Arc::new(definition), encoding: Encoding::F32 }
+    }
+
+    /// The same table; gradients pushed through this handle travel as `encoding`, unless a push says otherwise.
+    #[must_use]
+    pub fn with_encoding(mut self, encoding: Encoding) -> Self {
+        self.encoding = encoding;
+        self
+    }
+
+    /// How gradients that are pushed through this handle travel.
+    #[must_use]
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// The table's name.
@@ -171,12 +185,23 @@ impl Table {
         values: &[f32],
         options: PushOptions,
     ) -> Result<PushHandle, Error> {
-        push::begin(&self.inner, &[self.content(operation, ids, values)], options).await
+        push::begin(&self.inner, &[self.content(operation, ids, values, options)], options).await
     }
 
-    fn content<'a>(&'a self, operation: Operation, ids: &'a [u64], values: &'a [f32]) -> Content<'a> {
+    fn content<'a>(
+        &'a self,
+        operation: Operation,
+        ids: &'a [u64],
+        values: &'a [f32],
+        options: PushOptions,
+    ) -> Content<'a> {
         let non_finite = self.definition.non_finite();
-        Content { table: self.number, name: self.name(), dim: self.dim(), operation, ids, values, non_finite }
+        let encoding = match operation {
+            Operation::Gradient => options.encoding.unwrap_or(self.encoding),
+            Operation::Set | Operation::Add | Operation::Remove => Encoding::F32,
+        };
+        let (name, dim) = (self.name(), self.dim());
+        Content { table: self.number, name, dim, operation, encoding, ids, values, non_finite }
     }
 }
 
@@ -190,8 +215,10 @@ impl Client {
         pushes: &[(&Table, &[u64], &[f32])],
         options: PushOptions,
     ) -> Result<PushHandle, Error> {
-        let contents: Vec<Content<'_>> =
-            pushes.iter().map(|(t, ids, values)| t.content(Operation::Gradient, ids, values)).collect();
+        let contents: Vec<Content<'_>> = pushes
+            .iter()
+            .map(|(t, ids, values)| t.content(Operation::Gradient, ids, values, options))
+            .collect();
         push::begin(&self.inner, &contents, options).await
     }
 
@@ -200,8 +227,10 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`] when lengths do not fit, a value is not finite, or a table is given twice.
     pub fn check_push_many(&self, pushes: &[(&Table, &[u64], &[f32])]) -> Result<(), Error> {
-        let contents: Vec<Content<'_>> =
-            pushes.iter().map(|(t, ids, values)| t.content(Operation::Gradient, ids, values)).collect();
+        let contents: Vec<Content<'_>> = pushes
+            .iter()
+            .map(|(t, ids, values)| t.content(Operation::Gradient, ids, values, PushOptions::default()))
+            .collect();
         push::check(&contents)
     }
 

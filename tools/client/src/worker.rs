@@ -94,6 +94,7 @@ impl Worker {
     #[must_use]
     pub fn table(&self, table: &Table) -> Table {
         Table::new(self.client.inner.clone(), table.number(), table.definition().clone())
+            .with_encoding(table.encoding())
     }
 
     /// Counters of this worker's pushes and pulls.

@@ -2,7 +2,7 @@
 //!
 //! Not here: making messages of it (`packing`).
 
-use evershard_proto::push_body::Operation;
+use evershard_proto::push_body::{Encoding, Operation};
 use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
 
 use crate::Error;
@@ -14,6 +14,8 @@ pub(crate) struct Content<'a> {
     pub(crate) name: &'a str,
     pub(crate) dim: usize,
     pub(crate) operation: Operation,
+    /// How gradients travel; everything else travels as f32.
+    pub(crate) encoding: Encoding,
     pub(crate) ids: &'a [u64],
     /// `ids.len() x dim`; empty for a removal.
     pub(crate) values: &'a [f32],
@@ -22,6 +24,11 @@ pub(crate) struct Content<'a> {
 }
 
 impl Content<'_> {
+    /// Whether packing it asks for what earlier pushes of its ids left out, or makes that void.
+    pub(crate) fn touches_residuals(&self) -> bool {
+        self.encoding == Encoding::Int8 || matches!(self.operation, Operation::Set | Operation::Remove)
+    }
+
     fn check(&self) -> Result<(), Error> {
         let expected = if self.operation == Operation::Remove { 0 } else { self.ids.len() * self.dim };
         if self.values.len() == expected {

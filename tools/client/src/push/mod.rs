@@ -5,12 +5,15 @@
 //! - messages of one shard are handed over in the order of the calls;
 //! - handing over ends at the push's deadline: what found no room until then is unsent, and kept for a retry.
 //!
-//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it; `handle.rs` waits for what becomes of
+//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with rows as `encode.rs` makes
+//! them and what that left out in `residuals.rs`; `handle.rs` waits for what becomes of
 //! them; this file begins a push.
 
 mod content;
+mod encode;
 mod handle;
 mod packing;
+mod residuals;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +21,9 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 pub(crate) use content::{Content, check};
+use evershard_proto::push_body::Encoding;
 pub use handle::PushHandle;
+pub(crate) use residuals::Residuals;
 
 use crate::Error;
 use crate::client::{Client, Inner};
@@ -29,6 +34,8 @@ use crate::push_lane::{MessageContent, Settled, Submission, Unsent};
 pub struct PushOptions {
     /// Learning rate for this push only.
     pub lr: Option<f32>,
+    /// How the gradients travel and are logged; the table handle's own by default.
+    pub encoding: Option<Encoding>,
     /// The worker's step count; 0 outside a job.
     pub clock: u64,
 }
@@ -55,7 +62,12 @@ pub(crate) async fn begin(
         return Ok(handle);
     }
     let routing = inner.routing.table(deadline).await?;
-    let (messages, rows) = packing::pack(contents, &routing, options.lr)?;
+    let (messages, rows) = if contents.iter().any(Content::touches_residuals) {
+        packing::pack(contents, &routing, options.lr, &mut inner.residuals.lock())?
+    } else {
+        // Pushes of other threads are packed at the same time.
+        packing::pack(contents, &routing, options.lr, &mut Residuals::new(0))?
+    };
     handle.receipt = PushReceipt { messages: messages.len(), rows };
     for message in messages {
         let rows = message.ids.len() as u64;

@@ -7,13 +7,16 @@
 //! - nothing is packed of a push with a sum that its table refuses: each shard sees its own rows only, and the others would
 //!   apply theirs.
 
+use evershard_proto::encoding::decode_row;
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
 use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
 
 use super::content::Content;
+use super::encode::encode_row;
+use super::residuals::Residuals;
 use crate::Error;
-use crate::batch::{Batch, add_row, put_row};
+use crate::batch::{Batch, add_row, get_row, put_row};
 use crate::routing_cache::RoutingTable;
 
 /// A message to be, and the ids in it.
@@ -48,11 +51,14 @@ pub(super) fn pack(
     contents: &[Content<'_>],
     routing: &RoutingTable,
     lr: Option<f32>,
+    residuals: &mut Residuals,
 ) -> Result<(Vec<Packed>, usize), Error> {
+    let mut left_out = Vec::new();
     let mut messages: Vec<Packed> = Vec::new();
     let mut rows = 0;
     for content in contents.iter().filter(|c| !c.ids.is_empty()) {
-        let row_bytes = if content.operation == Operation::Remove { 0 } else { content.dim * 4 };
+        let row_bytes =
+            if content.operation == Operation::Remove { 0 } else { content.encoding.row_bytes(content.dim) };
         let batch = Batch::new(content.table, content.ids);
         rows += batch.len();
         let room = PUSH_BODY_BYTES_MAX - HEADER_BYTES - SECTION_BYTES;
@@ -65,50 +71,125 @@ pub(super) fn pack(
             });
             let message = &mut messages[at];
             message.sections += 1;
-            fill(&mut message.builder, content, &batch, &part.distinct, lr)?;
+            let mut encoder = Encoder { content, residuals, left_out: &mut left_out };
+            fill(&mut message.builder, &mut encoder, &batch, &part.distinct, lr)?;
             let first_row = |distinct: &u32| batch.rows(*distinct).next();
             message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
         }
     }
+    // Nothing can be refused here any more.
+    for content in contents.iter().filter(|c| matches!(c.operation, Operation::Set | Operation::Remove)) {
+        content.ids.iter().for_each(|id| residuals.forget(content.table, *id));
+    }
+    for ((table, id), values) in left_out {
+        residuals.put(table, id, values);
+    }
     Ok((messages, rows))
+}
+
+/// Residuals to be, by table and id.
+type LeftOut = Vec<((u32, u64), Box<[f32]>)>;
+
+/// Encodes summed rows.
+struct Encoder<'a, 'b> {
+    content: &'a Content<'b>,
+    residuals: &'a Residuals,
+    /// The residuals to be, once the whole push is packed.
+    left_out: &'a mut LeftOut,
+}
+
+impl Encoder<'_, '_> {
+    /// Encodes the sum of an id's rows, given as f32 in `sum`.
+    fn encode(&mut self, id: u64, sum: &[u8], values: &mut [f32], place: &mut [u8]) -> Result<(), Error> {
+        let Content { table, encoding, non_finite, .. } = *self.content;
+        get_row(values, sum);
+        let clip = non_finite == NonFinitePolicy::Clip;
+        let feedback = encoding == Encoding::Int8;
+        if feedback && let Some(residual) = self.residuals.get(table, id) {
+            values.iter_mut().zip(residual).for_each(|(value, more)| *value += more);
+        }
+        if clip {
+            values.iter_mut().for_each(|value| *value = clipped(*value));
+        }
+        encode_row(encoding, values, clip, place);
+        let decoded = &mut vec![0.0; values.len()][..];
+        decode_row(encoding, place, decoded);
+        if let Some(column) = decoded.iter().position(|value| !value.is_finite()) {
+            return match non_finite {
+                NonFinitePolicy::Reject => Err(self.too_large(id, values, column)),
+                // The servers leave the row out, and its residual stays.
+                NonFinitePolicy::SkipRow | NonFinitePolicy::Clip => Ok(()),
+            };
+        }
+        if feedback {
+            let residual = values.iter().zip(&*decoded).map(|(value, sent)| value - sent).collect();
+            self.left_out.push(((table, id), residual));
+        }
+        Ok(())
+    }
+
+    fn too_large(&self, id: u64, values: &[f32], column: usize) -> Error {
+        let what = format!(
+            "table {:?}: column {column} of id {id} is {}, which {} does not hold, and the table takes finite values only",
+            self.content.name,
+            values[column],
+            self.content.encoding.name()
+        );
+        Error::refused(ErrorKind::NonFinite, what)
+    }
 }
 
 fn fill(
     builder: &mut PushBodyBuilder,
-    content: &Content<'_>,
+    encoder: &mut Encoder<'_, '_>,
     batch: &Batch,
     distinct: &[u32],
     lr: Option<f32>,
 ) -> Result<(), Error> {
     let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
-    let dim = content.dim;
-    let payload = builder.section(content.table, content.operation, Encoding::F32, dim as u32, lr, &keys);
+    let content = encoder.content;
+    let (dim, encoding) = (content.dim, content.encoding);
+    let payload = builder.section(content.table, content.operation, encoding, dim as u32, lr, &keys);
     if content.operation == Operation::Remove {
         return Ok(());
     }
+    if encoding == Encoding::F32 {
+        let places = payload.chunks_exact_mut(dim * 4);
+        return distinct.iter().zip(places).try_for_each(|(d, place)| sum_rows(content, batch, *d, place));
+    }
+    let (mut sum, mut values) = (vec![0; dim * 4], vec![0.0; dim]);
+    for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(encoding.row_bytes(dim))) {
+        sum_rows(content, batch, *d, &mut sum)?;
+        let id = content.ids[batch.rows(*d).next().unwrap_or_default()];
+        encoder.encode(id, &sum, &mut values, place)?;
+    }
+    Ok(())
+}
+
+/// Sums the rows of a distinct id as f32, in order of appearance; of values, the last one counts.
+fn sum_rows(content: &Content<'_>, batch: &Batch, d: u32, place: &mut [u8]) -> Result<(), Error> {
+    let dim = content.dim;
     let row = |at: usize| &content.values[at * dim..(at + 1) * dim];
-    for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(dim * 4)) {
-        if content.operation == Operation::Set {
-            put_row(place, row(batch.last_row(*d)));
-            continue;
-        }
-        if content.non_finite != NonFinitePolicy::Reject {
-            sum_by_policy(place, batch.rows(*d).map(row), content.non_finite);
-            continue;
-        }
-        let mut rows = batch.rows(*d);
-        if let Some(first) = rows.next() {
-            put_row(place, row(first));
-        }
-        let mut is_sum = false;
-        for again in rows {
-            add_row(place, row(again));
-            is_sum = true;
-        }
-        // A row that stands alone was checked with the push.
-        if is_sum && let Some(column) = first_not_finite(place) {
-            return Err(sum_refused(content, batch.rows(*d).next().unwrap_or_default(), column));
-        }
+    if content.operation == Operation::Set {
+        put_row(place, row(batch.last_row(d)));
+        return Ok(());
+    }
+    if content.non_finite != NonFinitePolicy::Reject {
+        sum_by_policy(place, batch.rows(d).map(row), content.non_finite);
+        return Ok(());
+    }
+    let mut rows = batch.rows(d);
+    if let Some(first) = rows.next() {
+        put_row(place, row(first));
+    }
+    let mut is_sum = false;
+    for again in rows {
+        add_row(place, row(again));
+        is_sum = true;
+    }
+    // A row that stands alone was checked with the push.
+    if is_sum && let Some(column) = first_not_finite(place) {
+        return Err(sum_refused(content, batch.rows(d).next().unwrap_or_default(), column));
     }
     Ok(())
 }
@@ -129,7 +210,6 @@ fn sum_refused(content: &Content<'_>, row: usize, column: usize) -> Error {
 /// A table's policy for values that are not finite comes before the sum, as on the servers: one bad row must not take the
 /// good rows of its id with it. A sum that is not finite, or rows of which none is good, are left to the servers.
 fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, policy: NonFinitePolicy) {
-    let clipped = |value: f32| if value.is_nan() { 0.0 } else { value.clamp(f32::MIN, f32::MAX) };
     let is_good = |row: &&[f32]| row.iter().all(|value| value.is_finite());
     let (mut first, mut sum) = (None, None::<Vec<f32>>);
     for row in rows {
@@ -147,6 +227,10 @@ fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, po
     }
 }
 
+fn clipped(value: f32) -> f32 {
+    if value.is_nan() { 0.0 } else { value.clamp(f32::MIN, f32::MAX) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,13 +244,15 @@ mod tests {
             name: "t",
             dim: 1,
             operation: Operation::Gradient,
+            encoding: Encoding::F32,
             ids: &[7, 7],
             values: &[1.0, 2.0],
             non_finite: NonFinitePolicy::Reject,
         };
         let contents: Vec<_> = (1..=tables).map(content).collect();
         let (messages, rows) =
-            pack(&contents, &crate::routing_cache::table_for_tests(1), None).expect("all finite");
+            pack(&contents, &crate::routing_cache::table_for_tests(1), None, &mut Residuals::new(0))
+                .expect("all finite");
         assert_eq!(rows, tables as usize);
         let mut seen = Vec::new();
         for message in messages {
@@ -182,9 +268,11 @@ mod tests {
     fn a_push_with_a_sum_beyond_the_range_is_refused_whole() {
         let pack_as = |operation, non_finite, values: &[f32]| {
             let ids = &[7, 8, 7];
-            let content = Content { table: 1, name: "t", dim: 1, operation, ids, values, non_finite };
+            let encoding = Encoding::F32;
+            let content =
+                Content { table: 1, name: "t", dim: 1, operation, encoding, ids, values, non_finite };
             super::super::check(&[content]).expect("each row is finite");
-            pack(&[content], &crate::routing_cache::table_for_tests(64), None)
+            pack(&[content], &crate::routing_cache::table_for_tests(64), None, &mut Residuals::new(0))
                 .map(|(messages, _)| messages.len())
         };
         let large = [3e38, 1.0, 3e38];
@@ -212,5 +300,99 @@ mod tests {
         assert_eq!(sum(&rows[1..], NonFinitePolicy::Clip), [6.0, f32::MAX]);
         // None is good: the server skips it.
         assert!(sum(&rows[..1], NonFinitePolicy::SkipRow)[0].is_nan());
+    }
+
+    /// Packs gradients of one table of dim 2, and gives back the rows as a server decodes them.
+    fn decoded(
+        encoding: Encoding,
+        non_finite: NonFinitePolicy,
+        ids: &[u64],
+        values: &[f32],
+        residuals: &mut Residuals,
+    ) -> Result<Vec<[f32; 2]>, Error> {
+        let operation = Operation::Gradient;
+        let content = Content { table: 1, name: "t", dim: 2, operation, encoding, ids, values, non_finite };
+        let (messages, _) = pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals)?;
+        let mut rows = Vec::new();
+        for message in messages {
+            let bytes = message.builder.finish(1, 1, 0);
+            for section in PushBody::parse(&bytes).expect("a server can read it").sections() {
+                for row in 0..section.count() {
+                    let mut values = [0.0; 2];
+                    decode_row(section.encoding, section.row(row), &mut values);
+                    rows.push(values);
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    #[test]
+    fn duplicates_are_summed_before_they_are_encoded() {
+        // 256 + 1 is 256 in bf16, and 256 + 1 + 1 is 258.
+        let rows = decoded(
+            Encoding::Bf16,
+            NonFinitePolicy::Reject,
+            &[7, 7, 7],
+            &[256.0, 0.5, 1.0, 0.5, 1.0, 0.5],
+            &mut Residuals::new(0),
+        );
+        assert_eq!(rows.expect("finite"), [[258.0, 1.5]]);
+    }
+
+    #[test]
+    fn what_an_encoding_cannot_hold_goes_by_the_policy() {
+        let pack_as = |policy| decoded(Encoding::F16, policy, &[7], &[1.0, 1e6], &mut Residuals::new(0));
+        let refused = pack_as(NonFinitePolicy::Reject).expect_err("more than f16 holds");
+        assert_eq!(refused.kind(), ErrorKind::NonFinite);
+        assert!(refused.to_string().contains("column 1 of id 7 is 1000000, which f16"), "{refused}");
+        assert_eq!(pack_as(NonFinitePolicy::Clip).expect("clipped"), [[1.0, 65504.0]]);
+        assert_eq!(
+            pack_as(NonFinitePolicy::SkipRow).expect("for the servers to skip"),
+            [[1.0, f32::INFINITY]]
+        );
+    }
+
+    #[test]
+    fn what_int8_leaves_out_comes_with_the_next_gradients() {
+        let mut residuals = Residuals::new(1 << 20);
+        let (mut sent, steps) = ([0.0f64; 2], 1000);
+        for _ in 0..steps {
+            // The second is a third of a step: alone it would round to nothing each time.
+            let rows =
+                decoded(Encoding::Int8, NonFinitePolicy::Reject, &[7], &[1.27, 0.0033], &mut residuals)
+                    .expect("finite");
+            sent.iter_mut().zip(rows[0]).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        let wanted = [1.27, 0.0033].map(|value: f64| value * f64::from(steps));
+        for (sent, wanted) in sent.iter().zip(wanted) {
+            assert!((sent - wanted).abs() < 0.02, "{sent} {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_refused_push_leaves_residuals_as_they_were_and_values_end_them() {
+        let mut residuals = Residuals::new(1 << 20);
+        let push = |ids: &[u64], values: &[f32], residuals: &mut Residuals| {
+            decoded(Encoding::Int8, NonFinitePolicy::Reject, ids, values, residuals)
+        };
+        push(&[7], &[1.27, 0.0033], &mut residuals).expect("finite");
+        let before = residuals.get(1, 7).map(<[f32]>::to_vec);
+        assert!(before.is_some());
+        let refused = push(&[7, 8, 8], &[1.0, 0.001, 3e38, 0.0, 3e38, 0.0], &mut residuals);
+        assert!(refused.is_err(), "the sum of 8 is infinite");
+        assert_eq!(residuals.get(1, 7).map(<[f32]>::to_vec), before);
+        let content = Content {
+            table: 1,
+            name: "t",
+            dim: 2,
+            operation: Operation::Set,
+            encoding: Encoding::F32,
+            ids: &[7],
+            values: &[0.0, 0.0],
+            non_finite: NonFinitePolicy::Reject,
+        };
+        pack(&[content], &crate::routing_cache::table_for_tests(1), None, &mut residuals).expect("packed");
+        assert_eq!(residuals.get(1, 7), None);
     }
 }
