@@ -258,21 +258,21 @@ pub(super) fn apply_tick(state: &mut MetaState, tick: v1::RecordTick) -> MetaOut
     };
     let worker = &mut job.workers[identity.rank as usize];
     let follows = |known: u64, told: u64| told == known || Some(told) == known.checked_add(1);
-    let is_old = tick.clock < worker.clock || tick.barriers < worker.barriers;
-    if !is_old && !(follows(worker.clock, tick.clock) && follows(worker.barriers, tick.barriers)) {
+    // A call whose answer was lost, overtaken by the next.
+    if tick.clock < worker.clock || tick.barriers < worker.barriers {
+        return MetaOutcome::default();
+    }
+    if !follows(worker.clock, tick.clock) || !follows(worker.barriers, tick.barriers) {
         return refused(format!(
             "worker {} ticks to clock {} and barrier {}; it is at {} and {}",
             identity.rank, tick.clock, tick.barriers, worker.clock, worker.barriers
         ));
     }
-    // An old one is a call whose answer was lost, overtaken by the next.
-    if !is_old {
-        if tick.clock > worker.clock {
-            worker.cursor = tick.cursor;
-        }
-        worker.clock = tick.clock;
-        worker.barriers = tick.barriers;
+    if tick.clock > worker.clock {
+        worker.cursor = tick.cursor;
     }
+    worker.clock = tick.clock;
+    worker.barriers = tick.barriers;
     MetaOutcome::default()
 }
 
