@@ -50,7 +50,7 @@ PAUSED = """
 import sys, time, numpy as np, evershard as es
 cluster = es.connect(sys.argv[1])
 table = cluster.table(sys.argv[2])
-worker = cluster.job(sys.argv[2], workers=1, staleness=None, lease=1.0).worker(0)
+worker = cluster.job(sys.argv[2], workers=1, staleness=None, lease=2.0).worker(0)
 try:
     while True:
         worker.push(table, np.array([7], dtype=np.uint64), -np.ones((1, 4), dtype=np.float32))
@@ -69,8 +69,8 @@ def test_a_paused_worker_wakes_up_fenced_and_its_pushes_count_once_or_not_at_all
         for _ in range(20):
             assert paused.stdout.readline().strip() == "stepped"
         os.kill(paused.pid, signal.SIGSTOP)
-        time.sleep(3)
-        with cluster.job(sgd.name, workers=1, staleness=None, lease=1.0).worker(0) as worker:
+        time.sleep(6)
+        with cluster.job(sgd.name, workers=1, staleness=None, lease=2.0).worker(0) as worker:
             clock, rows = worker.clock, sgd.pull(IDS)
             assert worker.cursor == b"paused"
             # The step that was under way may have been pushed, and not ticked.
