@@ -206,6 +206,25 @@ async fn the_dead_are_left_behind_or_waited_for_or_the_end() {
     }
 }
 
+/// A step does not end with a push of it that failed, and no push of it is forgotten for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_that_fails_is_told_before_its_step_ends() {
+    let cluster = Cluster::with_shards(2).await;
+    let (trainer, job, table) = connect(&cluster, options(1, Some(0))).await;
+    let gone = trainer.integers("gone", DIM).await;
+    let mut worker = job.worker(0).await.unwrap();
+    trainer.client.drop_table("gone").await.unwrap();
+    for into in [&table, &gone, &table, &gone] {
+        worker.push_begin(&into.table, &[7], &[-1.0; DIM]).await.unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(worker.tick(b"one").await.unwrap_err().kind(), ErrorKind::UnknownTable);
+        assert_eq!((worker.clock(), worker.cursor()), (0, b"".as_slice()));
+    }
+    worker.tick(b"one").await.unwrap();
+    assert_eq!((worker.clock(), value(&table, 7).await), (1, 2.0));
+}
+
 /// Two workers add one a hundred times each: two hundred, whatever the order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_add_up_exactly_and_one_may_come_later() {

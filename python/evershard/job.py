@@ -131,11 +131,11 @@ class Worker:
         Raises:
             Fenced: another has the rank, or the lease ended.
         """
-        self._handle.push(*self._checked(table, ids, grads))
+        self._handle.push(*self._checked(table, ids, grads), True)
 
     def push_async(self, table: "Table", ids: Any, grads: Any) -> None:
         """The same, and returns at once: :meth:`tick` waits for it, and raises what went wrong with it."""
-        self._handle.push_begin(*self._checked(table, ids, grads))
+        self._handle.push(*self._checked(table, ids, grads), False)
 
     def tick(self, cursor: bytes = b"") -> None:
         """Ends the step, and returns when the job's staleness allows the next one.

@@ -104,39 +104,26 @@ impl WorkerHandle {
         Ok(PyBytes::new(py, &cursor))
     }
 
-    /// Gradients as part of this step; waits for the quorum.
+    /// Gradients as part of this step; waits for the quorum, or leaves that to the next tick.
     fn push<'py>(
         &self,
         py: Python<'py>,
         table: &TableHandle,
         ids: PyReadonlyArray1<'py, u64>,
         grads: PyReadonlyArray1<'py, f32>,
-    ) -> PyResult<()> {
-        let worker = self.worker.get()?;
-        let table = table.table()?;
-        let (ids, grads) = (ids.as_slice()?, grads.as_slice()?);
-        wait(py, async {
-            let place = worker.lock().await;
-            place.as_ref().ok_or(Error::Closed)?.push(table, ids, grads).await
-        })?
-        .map_err(|error| exception(py, error))
-        .map(|_| ())
-    }
-
-    /// The same, without waiting: the next tick does.
-    fn push_begin<'py>(
-        &self,
-        py: Python<'py>,
-        table: &TableHandle,
-        ids: PyReadonlyArray1<'py, u64>,
-        grads: PyReadonlyArray1<'py, f32>,
+        and_wait: bool,
     ) -> PyResult<()> {
         let worker = self.worker.get()?;
         let table = table.table()?;
         let (ids, grads) = (ids.as_slice()?, grads.as_slice()?);
         wait(py, async {
             let mut place = worker.lock().await;
-            place.as_mut().ok_or(Error::Closed)?.push_begin(table, ids, grads).await
+            let worker = place.as_mut().ok_or(Error::Closed)?;
+            if and_wait {
+                worker.push(table, ids, grads).await.map(|_| ())
+            } else {
+                worker.push_begin(table, ids, grads).await
+            }
         })?
         .map_err(|error| exception(py, error))
     }

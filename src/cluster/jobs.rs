@@ -28,6 +28,8 @@ use crate::service::RequestError;
 
 /// For what is recorded through the log.
 const RECORD_WITHIN: Duration = Duration::from_secs(5);
+/// The same, by the agent.
+const AGENT_WITHIN: Duration = Duration::from_secs(1);
 /// A call waits no longer than this for other workers: then its worker asks again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// A waiting call looks this often whether its node still leads.
@@ -153,8 +155,16 @@ impl Node {
         let worker = outcome
             .worker
             .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group joined nobody"))?;
+        // The worker renews its lease once it knows that it has one: until then this call does.
+        let mut ended = std::pin::pin!(self.end_sessions(Vec::new(), deadline));
+        loop {
+            self.worker_leases.renew(term, &worker);
+            if let Ok(ended) = tokio::time::timeout(LOOK_EVERY, ended.as_mut()).await {
+                ended?;
+                break;
+            }
+        }
         self.worker_leases.renew(term, &worker);
-        self.end_sessions(Vec::new(), deadline).await?;
         let state = self.meta_state();
         let (job, known) = live(&state, &worker)?;
         Ok(JoinJobReply {
@@ -250,7 +260,8 @@ impl Node {
     pub(super) async fn end_dead_workers(self: &Arc<Self>, term: u64) {
         let state = self.meta_state();
         let dead = self.worker_leases.expired(term, &state);
-        let deadline = Instant::now() + RECORD_WITHIN;
+        // Short: the agent has more to do, and comes back. A shard without a leader is told then.
+        let deadline = Instant::now() + AGENT_WITHIN;
         if !dead.is_empty() {
             let Some(meta) = self.replicas.meta() else { return };
             if meta.raft.read_index().await.is_err() || meta.raft.leadership().term != term {

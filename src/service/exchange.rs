@@ -33,6 +33,8 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
         let budget = Arc::new(Semaphore::new(door.bounds.stream_bytes));
         let mut answers = JoinSet::new();
         loop {
+            // Whatever became of the request before: what has been answered is not kept.
+            while answers.try_join_next().is_some() {}
             let next = async {
                 let request = requests.message().await?;
                 Ok::<_, Status>(match request {
@@ -102,7 +104,6 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
                     answers.spawn(async move { send(&replies, id, Err(error), permits).await });
                 }
             }
-            while answers.try_join_next().is_some() {}
         }
         // Dropping the set ends what is still being answered: the client is gone, and what is in the log stays.
     });

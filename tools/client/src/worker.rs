@@ -9,6 +9,7 @@
 //!
 //! Not here: who waits for whom (the servers), jobs themselves (`job`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +18,13 @@ use evershard_proto::v1::{
     ErrorKind, JoinJobReply, LeaveJobRequest, RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
 };
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::client::{Client, Inner};
 use crate::error::Refusal;
 use crate::job::call;
-use crate::push::{PushHandle, PushOptions, PushReceipt};
+use crate::push::{PushOptions, PushReceipt};
 use crate::{Error, Table};
 
 /// How long a node is asked to wait for the other workers in one call.
@@ -37,7 +39,7 @@ pub struct Worker {
     barriers: u64,
     cursor: Bytes,
     /// Pushes of the step, begun and not yet acknowledged.
-    begun: Vec<PushHandle>,
+    begun: VecDeque<JoinHandle<Result<PushReceipt, Error>>>,
     fenced: Arc<Mutex<Option<Refusal>>>,
     /// Ends the renewals.
     _renewing: DropGuard,
@@ -60,7 +62,7 @@ impl Worker {
             clock: joined.clock,
             barriers: joined.barriers,
             cursor: joined.cursor,
-            begun: Vec::new(),
+            begun: VecDeque::new(),
             fenced,
             _renewing: stop.drop_guard(),
         })
@@ -132,7 +134,8 @@ impl Worker {
     pub async fn push_begin(&mut self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<(), Error> {
         self.check()?;
         let begun = self.table(table).push_begin(ids, gradients, self.options()).await?;
-        self.begun.push(begun);
+        // A task settles it, so that a tick that is given up half-way loses nothing of what it waited for.
+        self.begun.push_back(self.client.inner.tasks.spawn(begun.wait()));
         Ok(())
     }
 
@@ -144,7 +147,7 @@ impl Worker {
     /// however long the others take.
     ///
     /// # Errors
-    /// What became of a push that was begun (the step has not ended then); FENCED, JOB_ABORTED; [`Error::Unavailable`]: the
+    /// What became of a push that was begun: the step has not ended then, and the next call waits for the others; FENCED, JOB_ABORTED; [`Error::Unavailable`]: the
     /// step may have ended, and the same call may be made again.
     pub async fn tick(&mut self, cursor: &[u8]) -> Result<(), Error> {
         self.settle().await?;
@@ -178,11 +181,15 @@ impl Worker {
             .map(|_| ())
     }
 
-    /// Waits for what was begun.
+    /// Waits for what was begun, one after the other. What failed is told once, and the rest is waited for when this is called
+    /// again.
     async fn settle(&mut self) -> Result<(), Error> {
         self.check()?;
-        for begun in std::mem::take(&mut self.begun) {
-            if let Err(error) = begun.wait().await {
+        while let Some(begun) = self.begun.front_mut() {
+            let settled = begun.await;
+            self.begun.pop_front();
+            // Tasks end early only with the client.
+            if let Err(error) = settled.unwrap_or(Err(Error::Closed)) {
                 return Err(self.judge(error).await);
             }
         }
