@@ -74,6 +74,23 @@ impl Run {
     }
 }
 
+/// A new cluster of which every shard's first election came off: with timers as slow as these there is no second one within the
+/// patience of a test. A first election is lost when the others have not made their replicas yet.
+async fn with_leaders(options: Options, victims_failpoints: &str) -> Cluster {
+    for _ in 0..10 {
+        // Not restarted: nodes would neither vote nor stand for as long.
+        let mut cluster = Cluster::prepare(options.clone()).await;
+        for id in cluster.ids() {
+            cluster.node_mut(id).start((id == VICTIM).then_some(victims_failpoints));
+        }
+        cluster.create().await;
+        if tokio::time::timeout(support::PATIENCE / 6, cluster.wait_ready()).await.is_ok() {
+            return cluster;
+        }
+    }
+    panic!("no cluster has a leader of every shard at once");
+}
+
 /// Heartbeats go on while the disk of their sender hangs: nobody else would notice. Here nobody else could take over either:
 /// no follower stands for election within the patience of a test, so leadership moves by being handed over, or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,15 +104,7 @@ async fn a_leader_on_a_hung_disk_hands_over() {
         .arg("--disk-stall-ms", 500)
         .arg("--election-min-ms", 2 * patience_ms)
         .arg("--election-max-ms", 3 * patience_ms);
-    // Not restarted: it would neither vote nor stand for as long.
-    let mut cluster = Cluster::prepare(options).await;
-    for id in cluster.ids() {
-        let failpoints = held.join(";");
-        cluster.node_mut(id).start((id == VICTIM).then_some(failpoints.as_str()));
-    }
-    cluster.create().await;
-    cluster.wait_ready().await;
-    let run = Run::over(cluster).await;
+    let run = Run::over(with_leaders(options, &held.join(";")).await).await;
     for round in 1..=2 {
         run.lead_all().await;
         wait_progress(&run.pushers, 10).await;

@@ -4,6 +4,7 @@
 mod support;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use evershard_proto::v1::{DiskStatus, ErrorDetail, ErrorKind};
 use prost::Message;
@@ -37,6 +38,11 @@ struct Run {
 impl Run {
     /// `None` where no disk can be mounted.
     async fn start(small: &[u64]) -> Option<Self> {
+        let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
+        Self::under(load, small).await
+    }
+
+    async fn under(load: Load, small: &[u64]) -> Option<Self> {
         let mut cluster = Cluster::prepare(options()).await;
         let mut disks = Vec::new();
         for id in small {
@@ -47,7 +53,6 @@ impl Run {
         cluster.wait_ready().await;
         let trainer = Trainer::connect(&cluster.endpoints()).await;
         let table = trainer.integers("audit", DIM).await;
-        let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
         let pushers: Vec<Pusher> =
             (0..2).map(|seed| Pusher::start(cluster.endpoints(), load.clone(), seed)).collect();
         wait_progress(&pushers, 10).await;
@@ -226,8 +231,10 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
 /// has a leadership to give away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_stands_for_no_election() {
-    let Some(mut run) = Run::start(&[VICTIM]).await else { return };
-    run.disks[0].fill(4 * MIB);
+    // Slowly: what is left of the disk must hold the log for as long as this takes, or the node could not keep up any more.
+    let load = Load { pause: Duration::from_millis(50), ..Load::small("audit", DIM) };
+    let Some(mut run) = Run::under(load, &[VICTIM]).await else { return };
+    run.disks[0].fill(8 * MIB);
     run.wait_low(VICTIM, true).await;
     run.wait_led_by_others().await;
     run.cluster.wait_caught_up().await;
@@ -271,7 +278,7 @@ async fn a_leader_with_room_takes_no_push_that_only_full_disks_could_keep() {
             }
         }
         let before: Vec<u64> = run.pushers.iter().map(Pusher::acknowledged).collect();
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let now: Vec<u64> = run.pushers.iter().map(Pusher::acknowledged).collect();
         if now == before { Ok(()) } else { Err(format!("{before:?}, {now:?}")) }
     })
