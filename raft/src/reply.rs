@@ -2,7 +2,8 @@
 //! in-flight budget until the answer is known.
 //!
 //! Invariants:
-//! - the budget is given back exactly when openraft is done with the proposal, also when its caller stopped waiting;
+//! - the budget is given back exactly when openraft is done with the proposal, also when its caller stopped waiting, and
+//!   before its caller hears of it: whoever has an answer can propose as much again;
 //! - a responder dropped unanswered (the core stopped) closes the oneshot, which reads as "outcome unknown".
 //!
 //! Not here: what an answer means (`group`).
@@ -16,14 +17,14 @@ use crate::budget::InFlight;
 /// See the module.
 pub(crate) struct Reply<T> {
     sender: oneshot::Sender<T>,
-    _held: Option<InFlight>,
+    held: Option<InFlight>,
 }
 
 impl<T> Reply<T> {
     /// A responder that holds `held`, and the end that waits for it.
     pub(crate) fn pair(held: Option<InFlight>) -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Self { sender, _held: held }, receiver)
+        (Self { sender, held }, receiver)
     }
 }
 
@@ -33,6 +34,7 @@ where
     T: OptionalSend + 'static,
 {
     fn on_complete(self, result: T) {
+        drop(self.held);
         // The caller may have given up; the entry stands all the same.
         let _ = self.sender.send(result);
     }
