@@ -76,6 +76,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let bounds = ClientBounds {
         stream_bytes: in_flight(config.stream_in_flight_bytes),
         node_bytes: in_flight(config.node_in_flight_bytes),
+        step_bytes: in_flight(config.step_buffer_bytes),
         reply_patience: Duration::from_secs(config.reply_patience_seconds.into()),
     };
     let node = open_node(config, readiness).await?;

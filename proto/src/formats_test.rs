@@ -51,6 +51,7 @@ fn shard_command() -> impl Strategy<Value = Vec<u8>> {
         any::<u64>().prop_map(|scrub_id| ShardCommand::Scrub { scrub_id }),
         (any::<u64>(), vec(any::<u64>(), 0..20))
             .prop_map(|(floor, live)| ShardCommand::Sessions { floor, live }),
+        Just(step_command()),
     ]
     .prop_map(|command| command.encode().to_vec())
 }
@@ -186,6 +187,7 @@ fn meta_state_with_job() -> v1::MetaState {
         asynchronous: false,
         dead_worker: v1::DeadWorkerPolicy::Wait.into(),
         lease_ms: 10_000,
+        ..Default::default()
     };
     let mut state = meta_state();
     state.sessions[0].worker = Some(worker);
@@ -201,11 +203,28 @@ fn meta_state_with_job() -> v1::MetaState {
             cursor: bytes::Bytes::from_static(b"cursor"),
             nonce: bytes::Bytes::from_static(b"0123456789abcdef"),
             name: "host 1".to_owned(),
+            ..Default::default()
         }],
         next_epoch: 6,
         aborted: "why".to_owned(),
+        ..Default::default()
     }];
     state.next_job = 1;
+    state
+}
+
+/// A job that sums its steps, in the middle of one.
+fn meta_state_with_step() -> v1::MetaState {
+    let mut state = meta_state_with_job();
+    let contributors = vec![v1::StepContributor { rank: 0, epoch: 6 }];
+    let job = &mut state.jobs[0];
+    job.step = 11;
+    job.publications = 13;
+    job.last_contributors = vec![0, 2];
+    let aggregation = v1::Aggregation::Mean.into();
+    job.publication = Some(v1::StepPublication { job: 1, step: 11, number: 13, contributors, aggregation });
+    job.workers[0].arrived = true;
+    job.workers[0].arriving_cursor = bytes::Bytes::from_static(b"next");
     state
 }
 
@@ -229,6 +248,7 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
         Just(lane_frame().encode_to_vec()),
         Just(meta_state().encode_to_vec()),
         Just(meta_state_with_job().encode_to_vec()),
+        Just(meta_state_with_step().encode_to_vec()),
         Just(meta_command().encode_to_vec()),
         Just(tick_command().encode_to_vec()),
         push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
@@ -282,9 +302,17 @@ fn version_1_of_the_shard_commands_stays_as_it_is() {
         ("shard-schema-1.bin", ShardCommand::Schema { table, dropped: true }),
         ("shard-scrub-1.bin", ShardCommand::Scrub { scrub_id: 5 }),
         ("shard-sessions-1.bin", ShardCommand::Sessions { floor: 10, live: vec![2, 3] }),
+        ("shard-step-1.bin", step_command()),
     ] {
         assert_eq!(ShardCommand::decode(&golden(CRATE, name, &command.encode())), Ok(command));
     }
+}
+
+fn step_command() -> ShardCommand {
+    let mut sums = PushBodyBuilder::new(0);
+    let values: Vec<u8> = [1.0f32, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
+    sums.section(9, Operation::Gradient, Encoding::F32, 2, None, &[77]).copy_from_slice(&values);
+    ShardCommand::Step { job: 3, step: 41, part: 1, of: 4, body: sums.finish(0, 2, 41) }
 }
 
 #[test]
@@ -295,6 +323,8 @@ fn numbers_of_protobuf_fields_stay_as_they_are() {
     assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state()));
     let bytes = golden(CRATE, "meta-state-job.bin", &meta_state_with_job().encode_to_vec());
     assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_job()));
+    let bytes = golden(CRATE, "meta-state-step.bin", &meta_state_with_step().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_step()));
     let bytes = golden(CRATE, "meta-command-tick.bin", &tick_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(tick_command()));
     let bytes = golden(CRATE, "meta-command.bin", &meta_command().encode_to_vec());

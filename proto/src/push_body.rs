@@ -20,7 +20,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::limits::{DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX};
+use crate::limits::{DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, TABLES_MAX};
 
 /// First byte of every push body.
 pub const KIND_PUSH: u8 = 1;
@@ -211,6 +211,18 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_without_checksum(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
+        Self::parse_with(bytes, PUSH_TABLES_MAX)
+    }
+
+    /// The sums of a part of a step, inside a log entry that was checked already: as many tables as there may be.
+    ///
+    /// # Errors
+    /// [`PushBodyError`], naming what does not add up.
+    pub fn parse_step(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
+        Self::parse_with(bytes, TABLES_MAX)
+    }
+
+    fn parse_with(bytes: &'a [u8], sections_max: usize) -> Result<Self, PushBodyError> {
         if bytes.len() > PUSH_BODY_BYTES_HARD_MAX {
             return Err(PushBodyError::TooLarge {
                 what: "bytes",
@@ -225,11 +237,11 @@ impl<'a> PushBody<'a> {
             return Err(PushBodyError::Unknown { kind: bytes[0], version: bytes[1] });
         }
         let sections = le_u32(bytes, 32);
-        if sections as usize > PUSH_TABLES_MAX {
+        if sections as usize > sections_max {
             return Err(PushBodyError::TooLarge {
                 what: "sections",
                 actual: sections as usize,
-                limit: PUSH_TABLES_MAX,
+                limit: sections_max,
             });
         }
         let body = PushBody {
@@ -317,6 +329,29 @@ fn le_u64(bytes: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
     raw.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(raw)
+}
+
+/// The checksum that a body was sealed with.
+///
+/// # Panics
+/// When there is no whole header.
+#[must_use]
+pub fn checksum_of(body: &[u8]) -> u32 {
+    le_u32(body, 4)
+}
+
+/// The same content under another number and clock.
+///
+/// # Panics
+/// When there is no whole header.
+#[must_use]
+pub fn renumbered(body: &[u8], seq: u64, clock: u64) -> Bytes {
+    let mut bytes = BytesMut::from(body);
+    bytes[16..24].copy_from_slice(&seq.to_le_bytes());
+    bytes[24..32].copy_from_slice(&clock.to_le_bytes());
+    let crc = crc32fast::hash(&bytes[8..]);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+    bytes.freeze()
 }
 
 /// Lays out a push body.

@@ -1,4 +1,4 @@
-//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry.
+//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry, steps.
 //!
 //! ```text
 //! kind u8 | version u8 | reserved u16 = 0 | crc32 u32 of the body | body (protobuf or fixed, by kind)
@@ -18,9 +18,13 @@ pub const KIND_SCHEMA: u8 = 2;
 pub const KIND_SCRUB: u8 = 3;
 /// Sessions end: (floor, live numbers below it).
 pub const KIND_SESSIONS: u8 = 4;
+/// A part of a job's step: the summed gradients of its contributors.
+pub const KIND_STEP: u8 = 5;
 /// The version of all of the above.
 pub const SHARD_COMMAND_VERSION: u8 = 1;
 const HEADER_BYTES: usize = 8;
+/// Job, step, part, of.
+const STEP_HEAD_BYTES: usize = 24;
 
 /// A decoded shard command other than a push.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +47,19 @@ pub enum ShardCommand {
         floor: u64,
         /// Numbers below the floor that live on, ascending.
         live: Vec<u64>,
+    },
+    /// One key range's part of a step: each is applied once, in order.
+    Step {
+        /// The job's permanent number.
+        job: u64,
+        /// Steps done before it.
+        step: u64,
+        /// Which part, from 0 on.
+        part: u32,
+        /// Of how many.
+        of: u32,
+        /// The sums, laid out as a push body ([`PushBody::parse_step`](crate::push_body::PushBody::parse_step)).
+        body: Bytes,
     },
 }
 
@@ -91,6 +108,15 @@ impl ShardCommand {
                     bytes.put_u64_le(*number);
                 }
             }
+            ShardCommand::Step { job, step, part, of, body } => {
+                bytes[0] = KIND_STEP;
+                bytes.reserve(STEP_HEAD_BYTES + body.len());
+                bytes.put_u64_le(*job);
+                bytes.put_u64_le(*step);
+                bytes.put_u32_le(*part);
+                bytes.put_u32_le(*of);
+                bytes.extend_from_slice(body);
+            }
         }
         let crc = crc32fast::hash(&bytes[HEADER_BYTES..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
@@ -108,7 +134,7 @@ impl ShardCommand {
                 return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
             }
         };
-        if !(KIND_SCHEMA..=KIND_SESSIONS).contains(&kind) || version != SHARD_COMMAND_VERSION {
+        if !(KIND_SCHEMA..=KIND_STEP).contains(&kind) || version != SHARD_COMMAND_VERSION {
             return Err(ShardCommandError::Unknown { kind, version });
         }
         let malformed = |what: &str| ShardCommandError::Malformed { kind, what: what.into() };
@@ -128,6 +154,18 @@ impl ShardCommand {
                 let table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
+            KIND_STEP => {
+                if body.len() < STEP_HEAD_BYTES {
+                    return Err(malformed("cut short"));
+                }
+                let (head, sums) = body.split_at(STEP_HEAD_BYTES);
+                let (part, of) = (le_u32(head, 16), le_u32(head, 20));
+                let (Some(job), Some(step)) = (word(0), word(8)) else { return Err(malformed("cut short")) };
+                if part >= of {
+                    return Err(malformed("a part beyond the last one"));
+                }
+                Ok(ShardCommand::Step { job, step, part, of, body: Bytes::copy_from_slice(sums) })
+            }
             KIND_SCRUB => {
                 Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? })
             }
@@ -141,6 +179,12 @@ impl ShardCommand {
             }
         }
     }
+}
+
+fn le_u32(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
 }
 
 #[cfg(test)]
@@ -159,6 +203,7 @@ mod tests {
             ShardCommand::Scrub { scrub_id: 5 },
             ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
             ShardCommand::Sessions { floor: 0, live: vec![] },
+            ShardCommand::Step { job: 1, step: 2, part: 3, of: 4, body: Bytes::from_static(b"sums") },
         ] {
             assert_eq!(ShardCommand::decode(&command.encode()).expect("our own bytes"), command);
         }

@@ -166,21 +166,25 @@ class Cluster:
         *,
         on_dead_worker: str = "continue",
         lease: float = 10.0,
+        aggregate: str = "sum",
     ) -> Job:
         """A training run of several workers; made with its first worker, or found as defined.
 
         Args:
             name: of the job.
             workers: ranks are 0 to ``workers - 1``.
-            staleness: how many steps the fastest may be ahead of the slowest. 0: all step together; None: nobody waits.
+            staleness: how many steps the fastest may be ahead of the slowest. 0: all step together, and their gradients are
+                summed, in the order of ranks, and applied once, when the step ends; None: nobody waits.
             on_dead_worker: when a worker's lease ends, the others ``"continue"`` without it, ``"wait"`` for a
                 replacement, or the job ends (``"abort"``).
             lease: seconds; a worker that was not heard of for this long is dead. Renewed in the background.
+            aggregate: with a staleness of 0, ``"sum"`` applies the sum of the workers' gradients, ``"mean"`` that sum over
+                their number, workers with an empty batch included.
 
         Raises:
             Conflict: by the first worker, when the job exists with another definition.
         """
-        return Job(self, name, workers, staleness, on_dead_worker, lease)
+        return Job(self, name, workers, staleness, on_dead_worker, lease, aggregate)
 
     def jobs(self) -> List[Dict[str, Any]]:
         """All jobs, each as :meth:`Job.describe` tells it."""

@@ -41,6 +41,7 @@ class Job:
         staleness: Optional[int],
         on_dead_worker: str,
         lease: float,
+        aggregate: str = "sum",
     ):
         #: The cluster it belongs to.
         self.cluster = cluster
@@ -52,6 +53,7 @@ class Job:
         self.staleness = staleness
         self._on_dead_worker = on_dead_worker
         self._lease = lease
+        self._aggregate = aggregate
 
     def worker(self, rank: Optional[int] = None) -> "Worker":
         """Takes a rank, as a new incarnation of its worker: whoever had it is fenced when this returns.
@@ -72,7 +74,7 @@ class Job:
             raise InvalidArgument(f"a rank is 0 or more, not {rank}")
         native = self.cluster._connection()
         handle = native.join_job(
-            self.name, rank, self.workers, self.staleness, self._on_dead_worker, self._lease
+            self.name, rank, self.workers, self.staleness, self._on_dead_worker, self._lease, self._aggregate
         )
         return Worker(self, handle)
 
@@ -126,7 +128,8 @@ class Worker:
         return table.pull(ids, out)
 
     def push(self, table: "Table", ids: Any, grads: Any) -> None:
-        """Gradients as part of this step, see :meth:`Table.push`; returns when a quorum has them.
+        """Gradients as part of this step, see :meth:`Table.push`; returns when a quorum has them. With a staleness of 0 they
+        are summed over all workers and applied when the step ends: this returns when the leaders have them in memory.
 
         Raises:
             Fenced: another has the rank, or the lease ended.

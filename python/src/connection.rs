@@ -222,7 +222,7 @@ impl Connection {
     }
 
     /// A worker of a job, which is made when it is not there.
-    #[pyo3(signature = (job, rank, workers, staleness, dead_worker, lease))]
+    #[pyo3(signature = (job, rank, workers, staleness, dead_worker, lease, aggregate))]
     #[allow(clippy::too_many_arguments)] // As Python calls it.
     fn join_job(
         &self,
@@ -233,8 +233,10 @@ impl Connection {
         staleness: Option<u32>,
         dead_worker: &str,
         lease: f64,
+        aggregate: &str,
     ) -> PyResult<WorkerHandle> {
-        let options = worker::options(workers, staleness, dead_worker, seconds("lease", lease)?)?;
+        let lease = seconds("lease", lease)?;
+        let options = worker::options(workers, staleness, dead_worker, lease, aggregate)?;
         let client = self.client.get()?;
         let job = self.run(py, client.job(job, options))?;
         WorkerHandle::join(py, &job, rank)

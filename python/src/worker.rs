@@ -4,7 +4,7 @@
 //!
 //! Not here: context managers, ranks from the environment (python/evershard/job.py).
 
-use evershard::{DeadWorkerPolicy, Error, Job, JobDescription, JobOptions, Worker, WorkerState};
+use evershard::{Aggregation, DeadWorkerPolicy, Error, Job, JobDescription, JobOptions, Worker, WorkerState};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -21,6 +21,7 @@ pub(crate) fn options(
     staleness: Option<u32>,
     dead_worker: &str,
     lease: std::time::Duration,
+    aggregate: &str,
 ) -> PyResult<JobOptions> {
     let dead_worker = match dead_worker {
         "continue" => DeadWorkerPolicy::Continue,
@@ -31,7 +32,14 @@ pub(crate) fn options(
             return Err(InvalidArgument::new_err(what));
         }
     };
-    Ok(JobOptions { workers, staleness, dead_worker, lease })
+    let aggregation = match aggregate {
+        "sum" => Aggregation::Sum,
+        "mean" => Aggregation::Mean,
+        other => {
+            return Err(InvalidArgument::new_err(format!("aggregate is 'sum' or 'mean', not {other:?}")));
+        }
+    };
+    Ok(JobOptions { workers, staleness, dead_worker, lease, aggregation })
 }
 
 /// A job as a dictionary.

@@ -105,3 +105,41 @@ def test_ranks_come_from_the_environment_and_errors_say_what_is_wrong(cluster, n
         cluster.job(name, workers=1, staleness=3).worker(0)
     with pytest.raises(es.InvalidArgument, match="on_dead_worker"):
         cluster.job(name + "x", workers=1, on_dead_worker="panic").worker(0)
+
+
+@pytest.mark.parametrize("aggregate, expected", [("sum", 6.0), ("mean", 2.0)])
+def test_a_step_of_all_workers_is_applied_once_at_its_end(cluster, sgd, name, aggregate, expected):
+    """Gradients 1, 2, 3 of one id; the ids of another worker's step may be none."""
+    job = cluster.job(name, workers=3, aggregate=aggregate)
+    before = []
+
+    def run(rank):
+        with job.worker(rank) as worker:
+            if rank == 1:
+                worker.push_async(sgd, IDS, ONES * 2)
+            else:
+                worker.push(sgd, IDS, ONES * (rank + 1))
+            before.append(sgd.pull(IDS)[0, 0])
+            worker.barrier()
+            worker.tick(b"one")
+            after = worker.pull(sgd, IDS)
+            if rank == 0:
+                worker.push(sgd, IDS, ONES * 3)
+            worker.tick(b"two")
+            results[rank] = (after, worker.pull(sgd, IDS), worker.clock)
+
+    results = {}
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert before == [0, 0, 0], "nothing is applied before the step's end"
+    for after, later, clock in results.values():
+        assert np.all(after == expected)
+        assert np.all(later == expected + (3 if aggregate == "sum" else 1)) and clock == 2
+    assert job.describe()["workers"][2]["cursor"] == b"two"
+    with pytest.raises(es.InvalidArgument, match="aggregate"):
+        cluster.job(name + "x", workers=1, aggregate="most").worker(0)
+    with pytest.raises(es.InvalidArgument, match="staleness 0"):
+        cluster.job(name + "x", workers=1, staleness=1, aggregate="mean").worker(0)

@@ -23,6 +23,8 @@ mod row_update;
 mod schema;
 mod scrub;
 mod sessions;
+mod step;
+mod step_sum;
 
 use bytes::Bytes;
 use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION, PUSH_VERSION_ENCODED};
@@ -32,6 +34,7 @@ use parking_lot::Mutex;
 
 pub use push_check::{ShardScope, validate_push};
 pub use push_refusal::PushRefusal;
+pub(crate) use step_sum::StepSum;
 
 use crate::model::CommandOutcome;
 use crate::shard::{AppliedState, Rows};
@@ -68,6 +71,10 @@ impl Applier {
                     Ok(schema::apply(target, &table, dropped).encode())
                 }
                 Ok(ShardCommand::Scrub { scrub_id }) => Ok(scrub::apply(target, scrub_id).encode()),
+                Ok(ShardCommand::Step { job, step, part, of, body }) => {
+                    let part = step::StepPart { job, step, part, of, body };
+                    Ok(step::apply(target, &mut self.push, &part)?.encode())
+                }
                 Ok(ShardCommand::Sessions { floor, live }) => {
                     Ok(sessions::apply(target, floor, &live).encode())
                 }

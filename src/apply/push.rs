@@ -60,7 +60,7 @@ pub(super) fn apply(
         Ok(body) => {
             for section in body.sections() {
                 if let Some(schema) = schemas.get(&section.table) {
-                    change_section(target, scratch, &section, schema, body.clock)?;
+                    change_section(target, scratch, &section, (schema, schema.non_finite()), body.clock)?;
                 }
             }
             None
@@ -91,16 +91,17 @@ fn check<'a>(
     Ok(body)
 }
 
-fn change_section(
+/// Changes the rows of a section that was checked; `policy` is what becomes of values that are not finite.
+pub(super) fn change_section(
     target: &Target<'_>,
     scratch: &mut PushScratch,
     section: &Section<'_>,
-    schema: &TableSchema,
+    (schema, policy): (&TableSchema, NonFinite),
     clock: u64,
 ) -> Result<(), Halt> {
-    let dirty = schema.non_finite() != NonFinite::Reject && !Magnitude::of(section).is_finite();
-    let skip_rows = dirty && schema.non_finite() == NonFinite::SkipRow;
-    let clip = dirty && schema.non_finite() == NonFinite::Clip;
+    let dirty = policy != NonFinite::Reject && !Magnitude::of(section).is_finite();
+    let skip_rows = dirty && policy == NonFinite::SkipRow;
+    let clip = dirty && policy == NonFinite::Clip;
     scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of_row(section, row).is_finite());
     scratch.cold.clear();
     loop {
@@ -111,7 +112,7 @@ fn change_section(
                 return Ok(());
             };
             if scratch.cold.settle(scratch.distinct.keys(), &mut table) {
-                let update = RowUpdate::new(section, schema, target.index, clock);
+                let update = RowUpdate::new(section, (schema, policy), target.index, clock);
                 update.run(&scratch.distinct, &mut scratch.update, table);
                 set.account();
                 return Ok(());

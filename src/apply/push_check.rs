@@ -45,11 +45,15 @@ pub fn validate_push(
             .get(&section.table)
             .ok_or(PushRefusal::UnknownTable { shard: scope.shard, table: section.table })?;
         check_section(body.version, &section, schema, scope)?;
+        if schema.non_finite() == NonFinite::Reject && section.operation != Operation::Remove {
+            check_finite(&section, schema, scope)?;
+        }
     }
     Ok(())
 }
 
-fn check_section(
+/// Checks everything of a section but its values.
+pub(super) fn check_section(
     version: u8,
     section: &Section<'_>,
     schema: &TableSchema,
@@ -88,9 +92,6 @@ fn check_section(
         && let Some(key) = section.keys().find(|key| !scope.range.contains(*key))
     {
         return Err(PushRefusal::wrong_range(shard, table, key, scope.range));
-    }
-    if schema.non_finite() == NonFinite::Reject && section.operation != Operation::Remove {
-        check_finite(section, schema, scope)?;
     }
     Ok(())
 }

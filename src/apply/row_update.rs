@@ -30,17 +30,23 @@ pub(super) struct RowUpdateScratch {
 pub(super) struct RowUpdate<'a> {
     section: &'a Section<'a>,
     schema: &'a TableSchema,
+    policy: NonFinite,
     index: u64,
     stepper: Option<Stepper>,
 }
 
 impl<'a> RowUpdate<'a> {
-    pub(super) fn new(section: &'a Section<'a>, schema: &'a TableSchema, index: u64, clock: u64) -> Self {
+    pub(super) fn new(
+        section: &'a Section<'a>,
+        (schema, policy): (&'a TableSchema, NonFinite),
+        index: u64,
+        clock: u64,
+    ) -> Self {
         let stepper = match section.operation {
             Operation::Gradient => schema.optimizer().map(|optimizer| optimizer.stepper(section.lr, clock)),
             Operation::Set | Operation::Add | Operation::Remove => None,
         };
-        RowUpdate { section, schema, index, stepper }
+        RowUpdate { section, schema, policy, index, stepper }
     }
 
     /// Changes every distinct row of the section.
@@ -67,10 +73,10 @@ impl<'a> RowUpdate<'a> {
         }
     }
 
-    /// Applies the table's policy to values that are not finite; false to leave the row out. Under `Reject` there are none:
-    /// validation saw to it.
+    /// Applies the policy to values that are not finite; false to leave the row out. Under `Reject` there are none: validation
+    /// saw to it.
     fn make_finite(&self, values: &mut [f32]) -> bool {
-        match self.schema.non_finite() {
+        match self.policy {
             NonFinite::Reject => true,
             NonFinite::SkipRow => values.iter().all(|value| value.is_finite()),
             NonFinite::Clip => {

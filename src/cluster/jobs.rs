@@ -27,13 +27,13 @@ use crate::meta::jobs;
 use crate::service::RequestError;
 
 /// For what is recorded through the log.
-const RECORD_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const RECORD_WITHIN: Duration = Duration::from_secs(5);
 /// The same, by the agent.
 const AGENT_WITHIN: Duration = Duration::from_secs(1);
 /// A call waits no longer than this for other workers: then its worker asks again.
-const WAIT_MAX: Duration = Duration::from_secs(5);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 /// A waiting call looks this often whether its node still leads.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// When each worker was last heard of, on the meta leader.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ struct Heard {
 
 impl WorkerLeases {
     /// Hears of a worker in the meta leader's term `term`.
-    fn renew(&self, term: u64, worker: &WorkerIdentity) {
+    pub(super) fn renew(&self, term: u64, worker: &WorkerIdentity) {
         let mut heard = self.heard.lock();
         heard.enter(term);
         heard.at.insert((worker.job, worker.rank), (worker.epoch, Instant::now()));
@@ -93,7 +93,7 @@ impl Heard {
 
 impl Node {
     /// The term in which this node leads the meta group and serves.
-    fn leading_meta(&self) -> Result<u64, RequestError> {
+    pub(super) fn leading_meta(&self) -> Result<u64, RequestError> {
         self.require_cluster()?;
         let meta = self.replicas.meta();
         let leadership = meta.as_ref().map(|m| m.raft.leadership()).unwrap_or_default();
@@ -289,7 +289,7 @@ impl Node {
     }
 }
 
-fn live<'a>(
+pub(super) fn live<'a>(
     state: &'a MetaState,
     worker: &WorkerIdentity,
 ) -> Result<(&'a v1::MetaJob, &'a v1::MetaWorker), RequestError> {

@@ -22,5 +22,6 @@ pub mod scrub;
 mod scrub_repair;
 pub mod sessions;
 pub mod status;
+pub mod steps;
 pub mod tables;
 mod unsafe_recovery;

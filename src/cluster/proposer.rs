@@ -145,7 +145,7 @@ impl Node {
                 ErrorKind::Invalid,
                 format!("group {group} takes no such definition for table {table}"),
             ),
-            Ok(CommandOutcome::Malformed) => {
+            Ok(CommandOutcome::Malformed | CommandOutcome::OutOfOrder) => {
                 refused(ErrorKind::Internal, format!("group {group} could not read a command of this node"))
             }
             Err(error) => refused(ErrorKind::Internal, format!("the answer of group {group}: {error}")),

@@ -20,7 +20,7 @@ use super::identity::{Identity, ListedReplica};
 use super::node::Node;
 use super::recoveries::GIVEN_UP;
 use super::replicas::{MetaReplica, Quarantined, ShardReplica};
-use crate::ingest::SequenceDoor;
+use crate::ingest::{SequenceDoor, StepBuffer};
 use crate::meta::MetaMachine;
 use crate::meta::state::META_GROUP;
 use crate::model::KeyRange;
@@ -193,6 +193,7 @@ impl Node {
             machine,
             reader,
             door: SequenceDoor::default(),
+            steps: StepBuffer::default(),
         });
         Ok(())
     }

@@ -16,7 +16,7 @@ use evershard_raft::Group;
 use parking_lot::Mutex;
 
 use super::identity::ListedReplica;
-use crate::ingest::SequenceDoor;
+use crate::ingest::{SequenceDoor, StepBuffer};
 use crate::meta::MetaMachine;
 use crate::meta::state::META_GROUP;
 use crate::read::Reader;
@@ -35,6 +35,8 @@ pub struct ShardReplica {
     pub reader: Reader,
     /// The order of its sessions' pushes, when it leads.
     pub door: SequenceDoor,
+    /// What workers contribute to their steps, when it leads.
+    pub steps: StepBuffer,
 }
 
 /// The meta group's replica on this node.

@@ -86,6 +86,9 @@ pub struct ServerConfig {
     pub stream_in_flight_bytes: u64,
     /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
     pub node_in_flight_bytes: u64,
+    /// Gradients kept for steps that are summed over workers and not complete yet: above it workers wait. The gradients of all
+    /// workers for one step must fit.
+    pub step_buffer_bytes: u64,
     /// A client that leaves replies lying for this long, and takes none, loses its stream: what is held for it is wanted by others.
     pub reply_patience_seconds: u32,
     /// A session whose client was not heard of for this long ends.
@@ -126,6 +129,7 @@ impl Default for ServerConfig {
             disk_stall_ms: 1000,
             stream_in_flight_bytes: 64 << 20,
             node_in_flight_bytes: 512 << 20,
+            step_buffer_bytes: 512 << 20,
             reply_patience_seconds: 60,
             session_lease_seconds: 3600,
             snapshot_bytes_per_second: 100 << 20,
@@ -190,6 +194,9 @@ impl ServerConfig {
         }
         if self.flush_interval_ms < 10 {
             return field("flush_interval_ms", "must be at least 10".into());
+        }
+        if self.step_buffer_bytes < 16 << 20 {
+            return field("step_buffer_bytes", "must be at least 16 MiB".into());
         }
         if self.reply_patience_seconds < 1 {
             return field("reply_patience_seconds", "must be at least 1".into());

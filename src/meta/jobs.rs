@@ -17,11 +17,12 @@ use evershard_proto::limits::{
     CURSOR_BYTES_MAX, JOBS_MAX, TABLE_NAME_BYTES_MAX, WORKER_NAME_BYTES_MAX, WORKERS_MAX,
 };
 use evershard_proto::v1::{
-    self, DeadWorkerPolicy, ErrorKind, JobDefinition, MetaJob, MetaOutcome, MetaState, MetaWorker,
-    WorkerIdentity, WorkerState,
+    self, Aggregation, DeadWorkerPolicy, ErrorKind, JobDefinition, MetaJob, MetaOutcome, MetaState,
+    MetaWorker, WorkerIdentity, WorkerState,
 };
 
 use super::state::{conflict, refused};
+use super::steps::{job_sums_steps, publish, sums_steps};
 
 /// The shortest lease a job may give: shorter ones end by themselves on a busy machine.
 const LEASE_MS_MIN: u32 = 1000;
@@ -29,7 +30,7 @@ const LEASE_MS_MIN: u32 = 1000;
 const LEASE_MS_MAX: u32 = 24 * 3600 * 1000;
 
 /// Why a worker's call is refused.
-fn of_kind(kind: ErrorKind, error: String) -> MetaOutcome {
+pub(super) fn of_kind(kind: ErrorKind, error: String) -> MetaOutcome {
     MetaOutcome { kind: kind as u32, ..refused(error) }
 }
 
@@ -53,6 +54,12 @@ pub fn check_definition(definition: &JobDefinition) -> Result<(), String> {
     }
     if definition.asynchronous && definition.staleness != 0 {
         return Err(format!("job {name:?}: an asynchronous job has no staleness"));
+    }
+    if Aggregation::try_from(definition.aggregation).is_err() {
+        return Err(format!("job {name:?}: aggregation {} is not known", definition.aggregation));
+    }
+    if definition.aggregation() == Aggregation::Mean && !sums_steps(definition) {
+        return Err(format!("job {name:?}: the mean over the workers is of jobs with staleness 0"));
     }
     if DeadWorkerPolicy::try_from(definition.dead_worker).is_err() {
         return Err(format!("job {name:?}: dead_worker {} is not known", definition.dead_worker));
@@ -117,7 +124,7 @@ pub fn live_worker<'a>(
 }
 
 /// Whether others wait for a worker: one that nobody ever was is still to come.
-fn counts(worker: &MetaWorker, policy: DeadWorkerPolicy) -> bool {
+pub(super) fn counts(worker: &MetaWorker, policy: DeadWorkerPolicy) -> bool {
     match worker.state() {
         WorkerState::Absent | WorkerState::Live => true,
         WorkerState::Dead => policy == DeadWorkerPolicy::Wait,
@@ -140,6 +147,9 @@ pub fn waits_for(job: &MetaJob, rank: u32) -> Vec<u32> {
     let Some(own) = job.workers.get(rank as usize) else { return Vec::new() };
     let policy = definition.dead_worker();
     let is_behind = |worker: &MetaWorker| {
+        if sums_steps(definition) {
+            return (own.arrived && !worker.arrived) || worker.barriers < own.barriers;
+        }
         let lags = !definition.asynchronous
             && own.clock.saturating_sub(worker.clock) > u64::from(definition.staleness);
         lags || worker.barriers < own.barriers
@@ -180,6 +190,8 @@ pub(super) fn apply_create(state: &mut MetaState, create: v1::CreateJob) -> Meta
 fn in_words(definition: &JobDefinition) -> String {
     let mode = if definition.asynchronous {
         "no bound".to_owned()
+    } else if definition.aggregation() == Aggregation::Mean {
+        "staleness 0, means".to_owned()
     } else {
         format!("staleness {}", definition.staleness)
     };
@@ -206,7 +218,7 @@ pub(super) fn apply_join(state: &mut MetaState, join: v1::JoinMetaJob) -> MetaOu
         return of_kind(ErrorKind::JobAborted, format!("job {name:?} was aborted: {}", job.aborted));
     }
     let number = job.number;
-    let joining_clock = slowest(job);
+    let joining_clock = if job_sums_steps(job) { Some(job.step) } else { slowest(job) };
     let count = job.workers.len();
     if join.rank as usize == count && join.rank < WORKERS_MAX {
         // One more: it begins with the slowest, so that it is neither waited for at once nor ahead.
@@ -216,6 +228,7 @@ pub(super) fn apply_join(state: &mut MetaState, join: v1::JoinMetaJob) -> MetaOu
         );
         job.workers.push(MetaWorker { clock, barriers, ..MetaWorker::default() });
     }
+    let sums = job_sums_steps(job);
     let Some(worker) = job.workers.get_mut(join.rank as usize) else {
         return refused(format!(
             "job {name:?} has ranks 0 to {}; the next that may be added is {count}, not {}",
@@ -233,6 +246,11 @@ pub(super) fn apply_join(state: &mut MetaState, join: v1::JoinMetaJob) -> MetaOu
     worker.set_state(WorkerState::Live);
     worker.nonce = join.nonce;
     worker.name = join.name;
+    worker.arrived = false;
+    if let Some(step) = sums.then_some(job.step) {
+        // What was summed without it is over: it goes on where the others are, with its own data.
+        worker.clock = step;
+    }
     let joined = identity(worker.epoch);
     end_sessions(state, &former);
     MetaOutcome { worker: Some(joined), ..MetaOutcome::default() }
@@ -256,6 +274,9 @@ pub(super) fn apply_tick(state: &mut MetaState, tick: v1::RecordTick) -> MetaOut
     let Some(job) = state.jobs.iter_mut().find(|job| job.number == identity.job) else {
         return refused("the job is no more");
     };
+    if job_sums_steps(job) && tick.clock != job.workers[identity.rank as usize].clock {
+        return refused("the job sums its steps: they end with ArriveAtStep");
+    }
     let worker = &mut job.workers[identity.rank as usize];
     let follows = |known: u64, told: u64| told == known || Some(told) == known.checked_add(1);
     // A call whose answer was lost, overtaken by the next.
@@ -291,6 +312,9 @@ pub(super) fn apply_end_worker(state: &mut MetaState, end: &v1::EndWorker) -> Me
     if !end.left && policy == DeadWorkerPolicy::Abort && job.aborted.is_empty() {
         job.aborted = format!("worker {} was not heard of for its lease", identity.rank);
     }
+    job.workers[identity.rank as usize].arrived = false;
+    // The others may have waited for it alone.
+    publish(job);
     end_sessions(state, &identity);
     MetaOutcome::default()
 }

@@ -1,4 +1,5 @@
-//! The meta group's state and what a meta command does to it: nodes, tables, the shard map, sessions. (Jobs: `jobs.rs`.)
+//! The meta group's state and what a meta command does to it: nodes, tables, the shard map, sessions. (Jobs: `jobs.rs`,
+//! `steps.rs`.)
 //!
 //! Pure: no I/O, no clock, no randomness. Every number that is handed out (replica, table, session) comes from a counter
 //! here and is never used again.
@@ -14,7 +15,7 @@ use evershard_proto::v1::{
     self, GroupPlacement, MetaCommand, MetaOutcome, MetaSession, MetaState, MetaTable, ReplicaPlacement,
 };
 
-use super::jobs;
+use super::{jobs, steps};
 use crate::model::TableSchema;
 
 /// The shard number that stands for the meta group in a placement.
@@ -46,6 +47,8 @@ pub fn apply(state: &mut MetaState, command: MetaCommand) -> MetaOutcome {
         Command::Tick(tick) => jobs::apply_tick(state, tick),
         Command::EndWorker(end) => jobs::apply_end_worker(state, &end),
         Command::RemoveJob(remove) => jobs::apply_remove(state, &remove),
+        Command::Arrive(arrive) => steps::apply_arrive(state, arrive),
+        Command::StepDone(done) => steps::apply_step_done(state, &done),
     }
 }
 

@@ -26,6 +26,8 @@ pub enum CommandOutcome {
     },
     /// The command does not decode.
     Malformed,
+    /// A part of a step before which others are missing, or of a step that was cut otherwise.
+    OutOfOrder,
 }
 
 impl CommandOutcome {
@@ -38,6 +40,7 @@ impl CommandOutcome {
             CommandOutcome::Dropped { table } => (2, table),
             CommandOutcome::Invalid { table } => (3, table),
             CommandOutcome::Malformed => (4, 0),
+            CommandOutcome::OutOfOrder => (5, 0),
         };
         let mut bytes = BytesMut::with_capacity(5);
         bytes.put_u8(code);
@@ -59,6 +62,7 @@ impl CommandOutcome {
             2 => Ok(CommandOutcome::Dropped { table }),
             3 => Ok(CommandOutcome::Invalid { table }),
             4 => Ok(CommandOutcome::Malformed),
+            5 => Ok(CommandOutcome::OutOfOrder),
             _ => Err(error),
         }
     }
@@ -76,6 +80,7 @@ mod tests {
             CommandOutcome::Dropped { table: u32::MAX },
             CommandOutcome::Invalid { table: 1 },
             CommandOutcome::Malformed,
+            CommandOutcome::OutOfOrder,
         ] {
             assert_eq!(CommandOutcome::decode(&outcome.encode()), Ok(outcome));
         }

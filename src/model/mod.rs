@@ -13,6 +13,7 @@ mod outcome;
 mod schema;
 mod schema_error;
 mod session_table;
+mod step_table;
 
 pub use command_outcome::CommandOutcome;
 pub use definition_difference::differences;
@@ -22,3 +23,4 @@ pub use outcome::{OutcomeError, PushOutcome, Refusal, RefusalKind};
 pub use schema::{NonFinite, TableSchema};
 pub use schema_error::SchemaError;
 pub use session_table::{Admission, Session, SessionTable};
+pub use step_table::{StepAdmission, StepProgress, StepTable};

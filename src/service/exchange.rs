@@ -98,6 +98,16 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
                         send(&replies, id, reply, permits).await;
                     });
                 }
+                Some(Request::Contribute(part)) => {
+                    let taken = door.contribute(&part).map(Reply::Contribute);
+                    drop(part);
+                    answers.spawn(async move { send(&replies, id, taken, permits).await });
+                }
+                Some(Request::Step(step)) => {
+                    answers.spawn(async move {
+                        send(&replies, id, door.step(step).await.map(Reply::Step), permits).await;
+                    });
+                }
                 None => {
                     let what = "an exchange request of a newer version";
                     let error = RequestError::new(ErrorKind::Invalid, what);
@@ -116,7 +126,7 @@ impl ParameterDoor {
         let reply_bytes = match &request.request {
             Some(Request::Pull(pull)) => self.reply_bytes(pull),
             Some(Request::PushPull(both)) => both.pull.as_ref().map_or(0, |pull| self.reply_bytes(pull)),
-            Some(Request::Push(_)) | None => 0,
+            Some(Request::Push(_) | Request::Contribute(_) | Request::Step(_)) | None => 0,
         };
         let cost = request.encoded_len() + reply_bytes;
         let ours =

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use evershard_proto::v1::job_service_server::JobService;
 use evershard_proto::v1::{
-    CreateJobRequest, ErrorKind, JobDescription, JoinJobReply, JoinJobRequest, LeaveJobReply,
-    LeaveJobRequest, ListJobsReply, ListJobsRequest, RemoveJobReply, RemoveJobRequest, RenewWorkerReply,
-    RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
+    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepReply, CompleteStepRequest, CreateJobRequest,
+    ErrorKind, JobDescription, JoinJobReply, JoinJobRequest, LeaveJobReply, LeaveJobRequest, ListJobsReply,
+    ListJobsRequest, RemoveJobReply, RemoveJobRequest, RenewWorkerReply, RenewWorkerRequest, TickReply,
+    TickRequest, WorkerIdentity,
 };
 use tonic::{Request, Response, Status};
 
@@ -56,6 +57,21 @@ impl JobService for JobDoor {
 
     async fn tick(&self, request: Request<TickRequest>) -> Result<Response<TickReply>, Status> {
         Ok(Response::new(self.node.tick_here(request.into_inner()).await?))
+    }
+
+    async fn arrive_at_step(
+        &self,
+        request: Request<ArriveAtStepRequest>,
+    ) -> Result<Response<ArriveAtStepReply>, Status> {
+        Ok(Response::new(self.node.arrive_here(request.into_inner()).await?))
+    }
+
+    async fn complete_step(
+        &self,
+        request: Request<CompleteStepRequest>,
+    ) -> Result<Response<CompleteStepReply>, Status> {
+        self.node.complete_step_here(request.into_inner()).await?;
+        Ok(Response::new(CompleteStepReply {}))
     }
 
     async fn renew_worker(

@@ -11,6 +11,7 @@ mod node;
 mod parameter;
 mod read_pool;
 mod replies;
+mod step;
 
 pub use admin::AdminDoor;
 pub use error::RequestError;

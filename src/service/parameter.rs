@@ -58,6 +58,8 @@ pub struct ParameterDoor {
     pub(super) bounds: ClientBounds,
     /// What all streams and single calls of the node have in flight.
     pub(super) node_budget: Arc<Semaphore>,
+    /// What the node keeps of steps that are not complete.
+    pub(super) step_budget: Arc<Semaphore>,
     pub(super) next_session: NextSession,
     pub(super) recovery: RecoveryEpoch,
 }
@@ -69,6 +71,8 @@ pub struct ClientBounds {
     pub stream_bytes: usize,
     /// The same for all streams and single calls together. At most `u32::MAX`.
     pub node_bytes: usize,
+    /// Bytes of gradients kept for steps that are not complete. At most `u32::MAX`.
+    pub step_bytes: usize,
     /// How long a client may leave replies lying before its stream ends.
     pub reply_patience: Duration,
 }
@@ -107,6 +111,7 @@ impl ParameterDoor {
             tasks,
             stop,
             node_budget: Arc::new(Semaphore::new(bounds.node_bytes)),
+            step_budget: Arc::new(Semaphore::new(bounds.step_bytes)),
             bounds,
             next_session,
             recovery,
@@ -268,7 +273,7 @@ fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestE
 }
 
 /// Only damage is worth sending again as it is.
-fn kind_of(error: &PushBodyError) -> ErrorKind {
+pub(super) fn kind_of(error: &PushBodyError) -> ErrorKind {
     match error {
         PushBodyError::Checksum { .. } => ErrorKind::Corrupt,
         PushBodyError::Malformed { .. } => ErrorKind::LengthMismatch,

@@ -28,7 +28,7 @@ use super::scrubber::ScrubWaker;
 use super::small_state::AppliedState;
 use crate::apply::{Applier, PushRefusal, ShardScope, Target, validate_push};
 use crate::memory::MemoryBudget;
-use crate::model::{Admission, KeyRange, PushOutcome};
+use crate::model::{Admission, KeyRange, PushOutcome, StepProgress};
 use crate::read::{Digest, ReadError, Reader};
 
 /// What a machine needs to know about itself.
@@ -177,6 +177,12 @@ impl ShardMachine {
             Admission::Next | Admission::Answer(PushOutcome::OutOfOrder { .. }) => None,
             Admission::Answer(outcome) => Some(outcome),
         }
+    }
+
+    /// How far a job's steps are here; `None` when it made none.
+    #[must_use]
+    pub fn step_progress(&self, job: u64) -> Option<StepProgress> {
+        self.small.lock().small.steps.progress(job)
     }
 
     /// Bytes of a row of a table in a pull's reply; `None` when there is no such table.

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use evershard_proto::push_body::{KIND_PUSH, PushBody};
+use evershard_proto::shard_command::{KIND_STEP, ShardCommand};
 
 use super::cold::Fetched;
 use super::rows::Rows;
@@ -42,7 +43,7 @@ impl std::fmt::Debug for Prefetches {
 impl Prefetches {
     /// These rows will be needed. Never waits.
     pub(crate) fn hint(&self, rows: &Arc<Rows>, command: &Bytes) {
-        if command.first() == Some(&KIND_PUSH) && rows.may_lack_rows() {
+        if matches!(command.first(), Some(&(KIND_PUSH | KIND_STEP))) && rows.may_lack_rows() {
             let hint = Hint { rows: Arc::downgrade(rows), command: command.clone() };
             if self.queue.try_send(hint).is_err() {
                 metrics::counter!(crate::telemetry::metric_definitions::PREFETCHES_DROPPED_TOTAL)
@@ -108,7 +109,15 @@ fn run(hints: &Receiver<Hint>) {
         }
         // A replica that is gone, and what is no push, need nothing.
         let Some(rows) = hint.rows.upgrade() else { continue };
-        let Ok(body) = PushBody::parse_without_checksum(&hint.command) else { continue };
+        let sums = match ShardCommand::decode(&hint.command) {
+            Ok(ShardCommand::Step { body, .. }) => Some(body),
+            _ => None,
+        };
+        let parsed = match &sums {
+            Some(sums) => PushBody::parse_step(sums),
+            None => PushBody::parse_without_checksum(&hint.command),
+        };
+        let Ok(body) = parsed else { continue };
         for section in body.sections() {
             keys.clear();
             keys.extend(section.keys());

@@ -2,14 +2,16 @@
 //! checksum is that of the record around it.
 //!
 //! ```text
-//! version u8 = 1 | clock_ms u64
+//! version u8 = 1 or 2 | clock_ms u64
 //! sessions:  floor u64 | live: count u32, number u64 each, ascending
 //!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
 //! schemas:   count u32, each: length u32 | TableDescription (protobuf)
 //! dropped:   count u32, each: number u32 | index u64
+//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (version 2 alone)
 //! ```
 //!
-//! All little-endian; sessions, schemas and dropped tables in ascending order of their numbers, so that equal states have
+//! A state without steps is of version 1, as builds wrote it that knew none. All little-endian; everything in ascending order
+//! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,9 +22,11 @@ use evershard_proto::v1;
 use prost::Message;
 
 use super::small_state::SmallState;
-use crate::model::{Refusal, Session, SessionTable, TableSchema, refusal_kind};
+use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, TableSchema, refusal_kind};
 
 const VERSION: u8 = 1;
+/// With steps.
+const VERSION_STEPS: u8 = 2;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +44,7 @@ impl SmallState {
     pub fn encode(&self) -> Bytes {
         let sessions = self.sessions.sorted();
         let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
-        bytes.put_u8(VERSION);
+        bytes.put_u8(if self.steps.is_empty() { VERSION } else { VERSION_STEPS });
         bytes.put_u64_le(self.clock_ms);
         bytes.put_u64_le(self.sessions.floor());
         bytes.put_u32_le(self.sessions.live().len() as u32);
@@ -73,6 +77,16 @@ impl SmallState {
             bytes.put_u32_le(*number);
             bytes.put_u64_le(*index);
         }
+        if !self.steps.is_empty() {
+            bytes.put_u32_le(self.steps.iter().len() as u32);
+            for (job, progress) in self.steps.iter() {
+                bytes.put_u64_le(job);
+                bytes.put_u64_le(progress.steps);
+                bytes.put_u32_le(progress.parts);
+                bytes.put_u32_le(progress.of);
+                bytes.put_u64_le(progress.index);
+            }
+        }
         bytes.freeze()
     }
 
@@ -86,7 +100,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if version != VERSION {
+        if !matches!(version, VERSION | VERSION_STEPS) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -100,10 +114,11 @@ impl SmallState {
         for _ in 0..reader.u32()? {
             dropped.insert(reader.u32()?, reader.u64()?);
         }
+        let steps = if version == VERSION_STEPS { reader.steps()? } else { StepTable::default() };
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
-        Ok(SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms })
+        Ok(SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps })
     }
 }
 
@@ -157,6 +172,19 @@ impl<'a> Reader<'a> {
         Ok(SessionTable::restore(floor, live, sessions))
     }
 
+    fn steps(&mut self) -> Result<StepTable, SmallStateError> {
+        let mut jobs = BTreeMap::new();
+        for _ in 0..self.u32()? {
+            let job = self.u64()?;
+            let (steps, parts, of) = (self.u64()?, self.u32()?, self.u32()?);
+            jobs.insert(job, StepProgress { steps, parts, of, index: self.u64()? });
+        }
+        if jobs.is_empty() {
+            return Err(self.error("version 2 without steps"));
+        }
+        Ok(StepTable::restore(jobs))
+    }
+
     fn result(&mut self) -> Result<Option<Refusal>, SmallStateError> {
         match self.u8()? {
             0 => Ok(None),
@@ -197,9 +225,16 @@ mod tests {
         state
     }
 
+    fn sample_with_steps() -> SmallState {
+        let mut state = sample();
+        state.steps.record(3, 41, 0, 1, 70);
+        state.steps.record(8, 5, 0, 3, 76);
+        state
+    }
+
     #[test]
     fn round_trips() {
-        for state in [sample(), SmallState::default()] {
+        for state in [sample(), sample_with_steps(), SmallState::default()] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));
@@ -225,10 +260,16 @@ mod tests {
         longer.push(0);
         assert!(SmallState::decode(&longer).is_err());
         let mut newer = bytes.to_vec();
-        newer[0] = 2;
+        newer[0] = 3;
         assert!(
             SmallState::decode(&newer).expect_err("another version").to_string().contains("another build")
         );
+    }
+
+    #[test]
+    fn version_2_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-2.bin", &sample_with_steps().encode());
+        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_steps()));
     }
 
     #[test]
@@ -239,7 +280,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fuzz_small_state(bytes in bytes_or_damaged(Just(sample().encode().to_vec()))) {
+        fn fuzz_small_state(bytes in bytes_or_damaged(prop_oneof![
+            Just(sample().encode().to_vec()),
+            Just(sample_with_steps().encode().to_vec()),
+        ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.
                 prop_assert_eq!(SmallState::decode(&state.encode()), Ok(state));

@@ -1,4 +1,4 @@
-//! The small replicated state beside the rows: sessions, schemas, clock. Changed by `apply` in log order, noted whole by
+//! The small replicated state beside the rows: sessions, schemas, clock, steps. Changed by `apply` in log order, noted whole by
 //! each flush cycle.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use evershard_raft::state_machine::LogPosition;
 
-use crate::model::{SessionTable, TableSchema};
+use crate::model::{SessionTable, StepTable, TableSchema};
 
 /// What a replica's state holds besides rows. Everything in it follows from the log.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -21,6 +21,8 @@ pub struct SmallState {
     /// The replicated clock: the highest leader time seen in an entry, in milliseconds since 1970 (design 14.11; the
     /// leader bounds how far it advances).
     pub clock_ms: u64,
+    /// How far the steps of jobs are that sum them.
+    pub steps: StepTable,
 }
 
 /// The small state with its place in the log.

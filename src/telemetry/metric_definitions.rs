@@ -6,6 +6,8 @@ pub const PUSHES_TOTAL: &str = "evershard_pushes_total";
 pub const PUSH_BYTES_TOTAL: &str = "evershard_push_bytes_total";
 /// Seconds from a push's arrival to its answer.
 pub const PUSH_SECONDS: &str = "evershard_push_seconds";
+/// Bytes of gradients that workers contributed to steps that are summed.
+pub const STEP_BYTES_TOTAL: &str = "evershard_step_bytes_total";
 /// Pulls answered, by `outcome` (`ok`, `refused`, `failed`).
 pub const PULLS_TOTAL: &str = "evershard_pulls_total";
 /// Rows read by pulls.

@@ -31,6 +31,8 @@ pub(super) struct Reference {
     sessions: HashMap<u64, Vec<Option<Refusal>>>,
     expired: BTreeSet<u64>,
     floor: u64,
+    /// By job: steps that are whole, parts of the next one, of how many.
+    steps: HashMap<u64, (u64, u32, u32)>,
 }
 
 impl Reference {
@@ -43,6 +45,7 @@ impl Reference {
             sessions: HashMap::new(),
             expired: BTreeSet::new(),
             floor: 0,
+            steps: HashMap::new(),
         }
     }
 
@@ -68,6 +71,7 @@ impl Reference {
                 self.expired.extend((0..floor).filter(|number| !live.contains(number)));
                 self.floor = self.floor.max(floor);
             }
+            ShardCommand::Step { job, step, part, of, body } => self.step((job, step), (part, of), &body),
         }
         None
     }
@@ -108,9 +112,38 @@ impl Reference {
         }
         let body = PushBody::parse_without_checksum(bytes).expect("checked");
         for section in body.sections() {
-            self.section(&section);
+            self.section(&section, self.policy(section.table));
         }
         PushOutcome::Applied { index }
+    }
+
+    fn policy(&self, table: u32) -> v1::NonFinitePolicy {
+        v1::NonFinitePolicy::try_from(self.tables[&table].non_finite).expect("known")
+    }
+
+    fn step(&mut self, (job, step): (u64, u64), (part, of): (u32, u32), body: &[u8]) {
+        let known = self.steps.get(&job).copied();
+        let (steps, parts, cut) = known.unwrap_or((step, 0, 0));
+        if step != steps || part != parts || (cut != 0 && cut != of) {
+            return;
+        }
+        for section in PushBody::parse_step(body).expect("the test's own").sections() {
+            let Some(definition) = self.tables.get(&section.table) else { continue };
+            let is_good = section.operation == Operation::Gradient
+                && section.dim == definition.dim
+                && definition.optimizer.is_some()
+                && section.lr.is_none_or(|lr| lr.is_finite() && lr >= 0.0)
+                && section.keys().all(|key| key >= self.range.start && key <= self.range.end);
+            if is_good {
+                let policy = match self.policy(section.table) {
+                    v1::NonFinitePolicy::Reject => v1::NonFinitePolicy::SkipRow,
+                    policy => policy,
+                };
+                self.section(&section, policy);
+            }
+        }
+        let next = if part + 1 == of { (steps + 1, 0, 0) } else { (steps, part + 1, of) };
+        self.steps.insert(job, next);
     }
 
     fn refusal(&self, body: &PushBody<'_>) -> Option<Refusal> {
@@ -157,7 +190,7 @@ impl Reference {
         None
     }
 
-    fn section(&mut self, section: &Section<'_>) {
+    fn section(&mut self, section: &Section<'_>, policy: v1::NonFinitePolicy) {
         let definition = self.tables[&section.table].clone();
         let schema = TableSchema::new(section.table, &definition).expect("valid");
         if section.operation == Operation::Remove {
@@ -168,7 +201,7 @@ impl Reference {
         }
         let mut values = all_values(section);
         let mut keys: Vec<u64> = section.keys().collect();
-        match v1::NonFinitePolicy::try_from(definition.non_finite).expect("known") {
+        match policy {
             v1::NonFinitePolicy::Reject => {}
             v1::NonFinitePolicy::SkipRow => {
                 let keep: Vec<bool> = values.iter().map(|v| v.iter().all(|v| v.is_finite())).collect();
@@ -180,7 +213,7 @@ impl Reference {
             v1::NonFinitePolicy::Clip => values.iter_mut().flatten().for_each(clip),
         }
         let mut grouped = group(section.operation, &keys, &values);
-        match v1::NonFinitePolicy::try_from(definition.non_finite).expect("known") {
+        match policy {
             v1::NonFinitePolicy::Reject => {}
             v1::NonFinitePolicy::SkipRow => grouped.retain(|(_, v)| v.iter().all(|v| v.is_finite())),
             v1::NonFinitePolicy::Clip => grouped.iter_mut().flat_map(|(_, v)| v).for_each(clip),

@@ -74,10 +74,26 @@ enum Seq {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Push { session: u64, seq: Seq, sections: Vec<SectionSpec>, cut: Option<prop::sample::Index> },
+    Push {
+        session: u64,
+        seq: Seq,
+        sections: Vec<SectionSpec>,
+        cut: Option<prop::sample::Index>,
+    },
+    /// A part of a job's step: how far ahead of the job's next step, and of its next part; of how many.
+    Sum {
+        job: u64,
+        ahead: u64,
+        part_ahead: u32,
+        of: u32,
+        sections: Vec<SectionSpec>,
+    },
     Create(u32),
     Drop(u32),
-    Expire { floor: u64, live: Vec<u64> },
+    Expire {
+        floor: u64,
+        live: Vec<u64>,
+    },
     Scrub(u64),
     Blank,
     Membership(u8),
@@ -133,8 +149,20 @@ fn step() -> impl Strategy<Value = Step> {
         prop::option::weighted(0.03, any::<prop::sample::Index>()),
     )
         .prop_map(|(session, seq, sections, cut)| Step::Push { session, seq, sections, cut });
+    // 0 is the one before the next one, 1 the next one.
+    let near = || prop_oneof![1 => Just(0u64), 12 => Just(1u64), 1 => Just(2u64)];
+    let sum = (1u64..3, near(), near(), 1u32..4, prop::collection::vec(section(), 0..3)).prop_map(
+        |(job, ahead, part_ahead, of, sections)| Step::Sum {
+            job,
+            ahead,
+            part_ahead: part_ahead as u32,
+            of,
+            sections,
+        },
+    );
     prop_oneof![
         40 => push,
+        15 => sum,
         2 => prop::sample::select(&TABLES[..]).prop_map(Step::Create),
         1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
         1 => (0u64..4, prop::collection::vec(1u64..5, 0..4)).prop_map(|(floor, live)| Step::Expire { floor, live }),
@@ -151,6 +179,7 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
             TABLES.into_iter().zip(1..).map(|(table, index)| command(index, schema(table, false))).collect();
         // Sequence numbers as a reference would give them: every next one is recorded, whatever its outcome.
         let mut last = std::collections::HashMap::<u64, u64>::new();
+        let mut jobs = std::collections::HashMap::<u64, (u64, u32, u32)>::new();
         for step in steps {
             let index = entries.len() as u64 + 1;
             entries.push(match step {
@@ -171,6 +200,21 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                         *last = seq;
                     }
                     command(index, body)
+                }
+                Step::Sum { job, ahead, part_ahead, of, mut sections } => {
+                    let (steps, parts, cut) = *jobs.entry(job).or_insert((1, 0, 0));
+                    let step = (steps + ahead).saturating_sub(1);
+                    // Mostly cut as it was begun.
+                    let of = if cut != 0 && of != 3 { cut } else { of };
+                    let part = (parts + part_ahead).saturating_sub(1).min(of - 1);
+                    if (step, part) == (steps, parts) && (cut == 0 || cut == of) {
+                        let next = if part + 1 == of { (steps + 1, 0, 0) } else { (steps, part + 1, of) };
+                        jobs.insert(job, next);
+                    }
+                    sections.sort_by_key(|section| section.table);
+                    sections.dedup_by_key(|section| section.table);
+                    let body = push(0, 1, &sections);
+                    command(index, ShardCommand::Step { job, step, part, of, body }.encode())
                 }
                 Step::Create(table) => command(index, schema(table, false)),
                 Step::Drop(table) => command(index, schema(table, true)),

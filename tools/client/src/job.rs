@@ -10,7 +10,7 @@ use evershard_proto::v1::{
 };
 use tonic::{Response, Status};
 
-pub use evershard_proto::v1::DeadWorkerPolicy;
+pub use evershard_proto::v1::{Aggregation, DeadWorkerPolicy};
 
 use crate::Error;
 use crate::client::{Client, Inner};
@@ -25,12 +25,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(6);
 pub struct JobOptions {
     /// Ranks are 0 to `workers - 1`.
     pub workers: u32,
-    /// How many steps the fastest may be ahead of the slowest: `Some(0)` all step together, `None` nobody waits.
+    /// How many steps the fastest may be ahead of the slowest: `Some(0)` all step together, and what they push is summed before
+    /// it is applied; `None` nobody waits.
     pub staleness: Option<u32>,
     /// What becomes of the others when a worker dies.
     pub dead_worker: DeadWorkerPolicy,
     /// A worker that was not heard of for this long is dead.
     pub lease: Duration,
+    /// What is applied of a step's gradients; with a staleness of `Some(0)`.
+    pub aggregation: Aggregation,
 }
 
 impl Default for JobOptions {
@@ -40,6 +43,7 @@ impl Default for JobOptions {
             staleness: Some(0),
             dead_worker: DeadWorkerPolicy::Continue,
             lease: Duration::from_secs(10),
+            aggregation: Aggregation::Sum,
         }
     }
 }
@@ -66,6 +70,7 @@ impl Client {
             asynchronous: options.staleness.is_none(),
             dead_worker: options.dead_worker as i32,
             lease_ms,
+            aggregation: options.aggregation as i32,
         };
         call(&self.inner, "create a job", |mut client| {
             let request = CreateJobRequest { definition: Some(definition.clone()) };

@@ -13,7 +13,8 @@
 //!
 //! A push walks: `batch` (sum duplicates, split by shard, cut into messages) -> `push_lane` (one per group: numbers the
 //! messages, keeps the unacknowledged ones in order, sends them again to whoever leads) -> `node_channel` (one stream per
-//! node). A pull walks: `batch` -> `pull` (a request a shard and megabyte) -> `node_channel`.
+//! node). A pull walks: `batch` -> `pull` (a request a shard and megabyte) -> `node_channel`. A push of a job that sums its
+//! steps: `batch` -> `contribution` (kept until the step is over) -> `node_channel`.
 //!
 //! Not here: the server. This crate knows the words of the wire (`evershard_proto`) and nothing else of ours.
 
@@ -21,9 +22,11 @@ mod admin;
 mod backoff;
 mod batch;
 mod client;
+mod contribution;
 pub mod definition;
 mod endpoints;
 mod error;
+mod group_call;
 mod job;
 mod node_channel;
 mod options;
@@ -45,7 +48,7 @@ pub use evershard_proto::v1::{
     Consistency, ErrorKind, JobDefinition, JobDescription, Routing, TableDefinition, TableDescription,
     WorkerDescription, WorkerState,
 };
-pub use job::{DeadWorkerPolicy, Job, JobOptions};
+pub use job::{Aggregation, DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;
 pub use pull::{PullInfo, PullOptions};
 pub use push::{PushHandle, PushOptions, PushReceipt};

@@ -8,15 +8,13 @@ use bytes::{BufMut, BytesMut};
 use evershard_proto::limits::PULL_REPLY_BYTES_MAX;
 use evershard_proto::v1::exchange_reply::Reply;
 use evershard_proto::v1::exchange_request::Request;
-use evershard_proto::v1::{Consistency, ErrorDetail, ErrorKind, PullReply, PullRequest};
+use evershard_proto::v1::{Consistency, ErrorKind, PullReply, PullRequest};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::Error;
-use crate::backoff::Backoff;
 use crate::batch::{Batch, Part, get_row};
 use crate::client::{Client, Inner};
-use crate::error::is_passing;
-use crate::node_channel::passing;
+use crate::group_call::{GroupCall, To};
 
 /// How to pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -109,80 +107,23 @@ async fn ask(
     dim: usize,
     deadline: Instant,
 ) -> Result<PullReply, Error> {
-    let started = Instant::now();
-    let group = request.group;
-    let mut backoff = Backoff::default();
-    let mut tried: Vec<String> = Vec::new();
-    loop {
-        let address = match options.node {
-            Some(node) => address_of(inner, node)?,
-            None => inner.routing.leader(group).unwrap_or_default(),
-        };
-        let detail = if address.is_empty() {
-            passing(format!("no replica of group {group} is known"))
-        } else {
-            if !tried.contains(&address) {
-                tried.push(address.clone());
-            }
-            match attempt(inner, &address, &request, dim, options.want_exists, deadline).await {
-                Ok(reply) => return Ok(reply),
-                Err(detail) => detail,
-            }
-        };
-        let kind = detail.kind();
-        if !is_passing(kind) && kind != ErrorKind::Corrupt {
-            return Err(Error::refused(kind, detail.message));
-        }
-        inner.stats.retried();
-        // A full queue is no reason to look for another leader.
-        if !inner.routing.hear_of_recovery(&detail) && kind != ErrorKind::Exhausted {
-            inner.routing.hint(group, &address, Some(&detail.leader_address));
-        }
-        let pause = backoff.pause(detail.retry_after_ms);
-        if Instant::now() + pause >= deadline {
-            return Err(Error::Unavailable {
-                operation: format!("pull from group {group}"),
-                tried,
-                last: detail.message,
-                elapsed: started.elapsed(),
-            });
-        }
-        tokio::time::sleep(pause).await;
-        if kind != ErrorKind::Exhausted && detail.leader_address.is_empty() {
-            // Whoever answers knows more than we do; nobody answering is known at the next try.
-            let _ = inner.routing.refresh(deadline).await;
-        }
-    }
-}
-
-async fn attempt(
-    inner: &Inner,
-    address: &str,
-    request: &PullRequest,
-    dim: usize,
-    want_exists: bool,
-    deadline: Instant,
-) -> Result<PullReply, ErrorDetail> {
-    let left = deadline.saturating_duration_since(Instant::now()).min(inner.options.attempt_timeout);
-    let exchanged = async {
-        let pending = inner.channels.send(address, Request::Pull(request.clone())).await;
-        pending.await.unwrap_or_else(|_| Err(passing(format!("{address}: the connection broke"))))
+    let to = match options.node {
+        Some(node) => To::Address(address_of(inner, node)?),
+        None => To::Leader,
     };
-    let reply = match tokio::time::timeout(left, exchanged).await {
-        Ok(reply) => reply?,
-        Err(_) => return Err(passing(format!("{address}: no answer within {left:.1?}"))),
-    };
-    let Reply::Pull(reply) = reply else {
-        return Err(passing(format!("{address}: an answer to another question")));
-    };
-    let keys = request.keys.len() / 8;
-    if reply.rows.len() != keys * dim * 4 || (want_exists && reply.exists.len() != keys) {
-        return Err(passing(format!("{address}: {} bytes of rows for {keys} keys", reply.rows.len())));
-    }
-    if reply.rows_crc32 != crc32fast::hash(&reply.rows) {
-        return Err(passing(format!("{address}: rows damaged on their way")));
-    }
-    Ok(reply)
+    let (group, keys) = (request.group, request.keys.len() / 8);
+    let call = GroupCall { operation: "pull from", group, to, deadline };
+    call.ask(inner, Request::Pull(request), |reply| {
+        let Reply::Pull(reply) = reply else { return Err("an answer to another question".into()) };
+        if reply.rows.len() != keys * dim * 4 || (options.want_exists && reply.exists.len() != keys) {
+            return Err(format!("{} bytes of rows for {keys} keys", reply.rows.len()));
+        }
+        if reply.rows_crc32 != crc32fast::hash(&reply.rows) {
+            return Err("rows damaged on their way".into());
+        }
+        Ok(reply)
+    })
+    .await
 }
 
 fn address_of(inner: &Inner, node: u64) -> Result<String, Error> {

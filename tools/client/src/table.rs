@@ -188,6 +188,11 @@ impl Table {
         push::begin(&self.inner, &[self.content(operation, ids, values, options)], options).await
     }
 
+    /// Gradients for a step that is summed.
+    pub(crate) fn gradients<'a>(&'a self, ids: &'a [u64], gradients: &'a [f32]) -> Content<'a> {
+        self.content(Operation::Gradient, ids, gradients, PushOptions::default())
+    }
+
     fn content<'a>(
         &'a self,
         operation: Operation,

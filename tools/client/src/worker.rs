@@ -5,7 +5,9 @@
 //!
 //! Invariants:
 //! - a step ends only when all pushes of it are acknowledged: who is allowed to read them by the staleness reads them;
-//! - the clock here is that of the last tick that was answered: a tick whose answer was lost is made again as it was.
+//! - the clock here is that of the last tick that was answered: a tick whose answer was lost is made again as it was;
+//! - in a job that sums its steps (staleness 0), what is pushed is kept until its step is over, and sent again to leaders that
+//!   lost it.
 //!
 //! Not here: who waits for whom (the servers), jobs themselves (`job`).
 
@@ -15,13 +17,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evershard_proto::v1::{
-    ErrorKind, JoinJobReply, LeaveJobRequest, RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
+    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, JoinJobReply, LeaveJobRequest,
+    RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
 };
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::client::{Client, Inner};
+use crate::contribution::Contribution;
 use crate::error::Refusal;
 use crate::job::call;
 use crate::push::{PushOptions, PushReceipt};
@@ -38,6 +42,8 @@ pub struct Worker {
     clock: u64,
     barriers: u64,
     cursor: Bytes,
+    /// What is pushed, in a job that sums its steps.
+    contribution: Option<Contribution>,
     /// Pushes of the step, begun and not yet acknowledged.
     begun: VecDeque<JoinHandle<Result<PushReceipt, Error>>>,
     fenced: Arc<Mutex<Option<Refusal>>>,
@@ -49,7 +55,9 @@ impl Worker {
     pub(crate) fn new(client: &Client, joined: JoinJobReply) -> Result<Self, Error> {
         let internal = || Error::refused(ErrorKind::Internal, "the answer to a join names no worker");
         let identity = joined.worker.ok_or_else(internal)?;
-        let lease_ms = joined.definition.map_or(0, |definition| definition.lease_ms);
+        let definition = joined.definition.unwrap_or_default();
+        let lease_ms = definition.lease_ms;
+        let sums = !definition.asynchronous && definition.staleness == 0;
         let client = client.for_worker(identity);
         let fenced = Arc::new(Mutex::new(None));
         let stop = client.inner.stop.child_token();
@@ -62,6 +70,7 @@ impl Worker {
             clock: joined.clock,
             barriers: joined.barriers,
             cursor: joined.cursor,
+            contribution: sums.then(|| Contribution::new(identity, joined.clock)),
             begun: VecDeque::new(),
             fenced,
             _renewing: stop.drop_guard(),
@@ -114,12 +123,26 @@ impl Worker {
         self.table(table).pull(ids, out).await
     }
 
-    /// Pushes gradients as part of this step; returns when they are applied.
+    /// Pushes gradients as part of this step; returns when they are applied. In a job that sums its steps: when the leaders have
+    /// them in memory; they are applied, with those of all workers, when the step ends.
     ///
     /// # Errors
-    /// As [`Table::push`]; FENCED when another has the rank, or the lease ended.
+    /// As [`Table::push`]; FENCED when another has the rank, or the lease ended. In a job that sums its steps an error means that
+    /// the push is not part of the step, on no shard.
     pub async fn push(&self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<PushReceipt, Error> {
         self.check()?;
+        if let Some(contribution) = &self.contribution {
+            let table = self.table(table);
+            let pushed = async {
+                let begun =
+                    contribution.begin(&self.client.inner, table.gradients(ids, gradients), self.options());
+                begun.await?.wait(self.client.inner.clone()).await
+            };
+            return match pushed.await {
+                Ok(receipt) => Ok(receipt),
+                Err(error) => Err(self.judge(error).await),
+            };
+        }
         let pushed = self.table(table).push_with(ids, gradients, self.options()).await;
         match pushed {
             Ok(receipt) => Ok(receipt),
@@ -133,6 +156,13 @@ impl Worker {
     /// As [`Table::push_begin`]; FENCED.
     pub async fn push_begin(&mut self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<(), Error> {
         self.check()?;
+        if let Some(contribution) = &self.contribution {
+            let table = self.table(table);
+            let content = table.gradients(ids, gradients);
+            let begun = contribution.begin(&self.client.inner, content, self.options()).await?;
+            self.begun.push_back(self.client.inner.tasks.spawn(begun.wait(self.client.inner.clone())));
+            return Ok(());
+        }
         let begun = self.table(table).push_begin(ids, gradients, self.options()).await?;
         // A task settles it, so that a tick that is given up half-way loses nothing of what it waited for.
         self.begun.push_back(self.client.inner.tasks.spawn(begun.wait()));
@@ -152,10 +182,69 @@ impl Worker {
     pub async fn tick(&mut self, cursor: &[u8]) -> Result<(), Error> {
         self.settle().await?;
         let cursor = Bytes::copy_from_slice(cursor);
+        if let Some(contribution) = self.contribution.clone() {
+            return self.end_summed_step(&contribution, cursor).await;
+        }
         self.meet(self.clock + 1, self.barriers, cursor.clone()).await?;
         self.clock += 1;
         self.cursor = cursor;
         Ok(())
+    }
+
+    /// Everything to every shard; to the meta group that it is there; what the meta group publishes to every shard; and that it
+    /// is applied to the meta group. Each may be done again.
+    async fn end_summed_step(&mut self, contribution: &Contribution, cursor: Bytes) -> Result<(), Error> {
+        let inner = self.client.inner.clone();
+        loop {
+            self.check()?;
+            if let Err(error) = contribution.deliver(&inner).await {
+                return Err(self.judge(error).await);
+            }
+            let ArriveAtStepReply { publication, over, counted, step, waits_for } =
+                self.arrive(&cursor).await?;
+            if over {
+                // Too late for a step that the others ended without it: its gradients go with the next one.
+                contribution.move_to(step, !counted);
+                self.clock = step;
+                if counted {
+                    self.cursor = cursor;
+                    return Ok(());
+                }
+                continue;
+            }
+            let Some(publication) = publication else {
+                tracing::debug!(rank = self.identity.rank, step, ?waits_for, "waiting for other workers");
+                continue;
+            };
+            match contribution.apply(&inner, &publication).await {
+                Ok(true) => self.complete(step).await?,
+                // Some leader lacks what others contribute: they will see it, or another set is published.
+                Ok(false) => {}
+                Err(error) => return Err(self.judge(error).await),
+            }
+        }
+    }
+
+    async fn arrive(&self, cursor: &Bytes) -> Result<ArriveAtStepReply, Error> {
+        let request = ArriveAtStepRequest {
+            worker: Some(self.identity),
+            step: self.clock,
+            cursor: cursor.clone(),
+            wait_ms: WAIT_MS,
+        };
+        let told = call(&self.client.inner, "arrive at a step's end", |mut client| {
+            let request = request.clone();
+            async move { client.arrive_at_step(request).await }
+        });
+        told.await.map_err(|error| self.note(error))
+    }
+
+    async fn complete(&self, step: u64) -> Result<(), Error> {
+        let request = CompleteStepRequest { worker: Some(self.identity), step };
+        let told = call(&self.client.inner, "end a step", |mut client| async move {
+            client.complete_step(request).await
+        });
+        told.await.map(|_| ()).map_err(|error| self.note(error))
     }
 
     /// Waits until every worker has come to its barrier of the same number.

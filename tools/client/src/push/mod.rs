@@ -21,7 +21,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 pub(crate) use content::{Content, check};
-use evershard_proto::push_body::Encoding;
+use evershard_proto::push_body::{Encoding, PushBodyBuilder};
 pub use handle::PushHandle;
 pub(crate) use residuals::Residuals;
 
@@ -76,6 +76,23 @@ pub(crate) async fn begin(
         handle.add(message.group, message.ids, settles);
     }
     Ok(handle)
+}
+
+/// Packs a push for a step that is summed: a message and its group each, in the order to send them.
+///
+/// # Errors
+/// As a push that is refused before it is sent.
+pub(crate) async fn pack_for_step(
+    inner: &Arc<Inner>,
+    content: Content<'_>,
+    options: PushOptions,
+) -> Result<(Vec<(u64, PushBodyBuilder)>, PushReceipt), Error> {
+    let contents = [content];
+    check(&contents)?;
+    let routing = inner.routing.table(Client::deadline(inner)).await?;
+    let (messages, rows) = packing::pack(&contents, &routing, options.lr, &mut inner.residuals.lock())?;
+    let receipt = PushReceipt { messages: messages.len(), rows };
+    Ok((messages.into_iter().map(|message| (message.group, message.builder)).collect(), receipt))
 }
 
 /// Hands a message to its group's lane, as soon as there is room for its bytes.

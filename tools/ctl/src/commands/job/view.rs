@@ -1,6 +1,6 @@
 //! A job as it is shown: the JSON of `job list`, `job show` and `status`, and its words for people.
 
-use evershard_proto::v1::{DeadWorkerPolicy, JobDescription, WorkerDescription, WorkerState};
+use evershard_proto::v1::{Aggregation, DeadWorkerPolicy, JobDescription, WorkerDescription, WorkerState};
 use serde::Serialize;
 
 /// One training run.
@@ -10,6 +10,8 @@ pub(crate) struct JobView {
     pub(crate) number: u64,
     /// How far the fastest may be ahead of the slowest; null: nobody waits.
     pub(crate) staleness: Option<u32>,
+    /// With a staleness of 0: "sum" or "mean" of the workers' gradients.
+    pub(crate) aggregation: Option<&'static str>,
     /// "continue", "wait" or "abort".
     pub(crate) dead_worker: &'static str,
     pub(crate) lease_ms: u32,
@@ -45,6 +47,12 @@ impl JobView {
         JobView {
             number: job.number,
             staleness: (!definition.asynchronous).then_some(definition.staleness),
+            aggregation: (!definition.asynchronous && definition.staleness == 0).then(|| {
+                match definition.aggregation() {
+                    Aggregation::Sum => "sum",
+                    Aggregation::Mean => "mean",
+                }
+            }),
             dead_worker: match definition.dead_worker() {
                 DeadWorkerPolicy::Continue => "continue",
                 DeadWorkerPolicy::Wait => "wait",
@@ -63,7 +71,7 @@ impl JobView {
     pub(crate) fn mode(&self) -> String {
         match self.staleness {
             None => "asynchronous".to_owned(),
-            Some(0) => "synchronous".to_owned(),
+            Some(0) => format!("synchronous, {}", self.aggregation.unwrap_or_default()),
             Some(staleness) => format!("staleness {staleness}"),
         }
     }

@@ -1,0 +1,134 @@
+//! Steps that are summed, at the meta group's leader: workers arrive here, and hear here that their step is published or over.
+//!
+//! Not here: what the commands do (`meta::steps`), leases and clocks (`jobs`), the shards (`service::step`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evershard_proto::v1::meta_command::Command;
+use evershard_proto::v1::{
+    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, MetaJob, RecordArrival,
+    RecordStepDone, WorkerIdentity,
+};
+
+use super::jobs::{LOOK_EVERY, RECORD_WITHIN, WAIT_MAX, live};
+use super::node::Node;
+use crate::meta::jobs;
+use crate::service::RequestError;
+
+fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
+    worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a step needs a worker"))
+}
+
+/// What a worker at `step` is told; with neither a publication nor the step's end it waits.
+fn reply(job: &MetaJob, worker: &WorkerIdentity, step: u64) -> ArriveAtStepReply {
+    if step < job.step {
+        let counted = step + 1 == job.step && job.last_contributors.contains(&worker.rank);
+        return ArriveAtStepReply { over: true, counted, step: job.step, ..Default::default() };
+    }
+    let is_in = |publication: &&evershard_proto::v1::StepPublication| {
+        publication.contributors.iter().any(|one| (one.rank, one.epoch) == (worker.rank, worker.epoch))
+    };
+    ArriveAtStepReply {
+        publication: job.publication.as_ref().filter(is_in).cloned(),
+        step: job.step,
+        waits_for: jobs::waits_for(job, worker.rank),
+        ..Default::default()
+    }
+}
+
+impl Node {
+    /// Records that all which a worker contributes to its step is on the shards, and waits until the step is published or over,
+    /// or for as long as it asked. Who asks again, hears of the publication as it is now.
+    ///
+    /// # Errors
+    /// NOT_LEADER elsewhere; FENCED, JOB_ABORTED, UNKNOWN_JOB, INVALID; UNAVAILABLE.
+    pub async fn arrive_here(
+        self: &Arc<Self>,
+        request: ArriveAtStepRequest,
+    ) -> Result<ArriveAtStepReply, RequestError> {
+        let term = self.leading_meta()?;
+        let worker = needed(request.worker)?;
+        let is_new = {
+            let state = self.meta_state();
+            let (job, known) = live(&state, &worker)?;
+            // A late arrival may have a cursor to leave.
+            request.step != job.step || !known.arrived
+        };
+        self.worker_leases.renew(term, &worker);
+        let ArriveAtStepRequest { step, cursor, wait_ms, .. } = request;
+        if is_new {
+            let arrive = Command::Arrive(RecordArrival { worker: Some(worker), step, cursor });
+            self.propose_meta(arrive, Instant::now() + RECORD_WITHIN).await?;
+        }
+        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
+        let mut changes = meta.machine.watch();
+        loop {
+            let term = self.leading_meta()?;
+            let reply = {
+                let state = changes.borrow_and_update();
+                let (job, _) = live(&state, &worker)?;
+                reply(job, &worker, step)
+            };
+            self.worker_leases.renew(term, &worker);
+            let now = Instant::now();
+            if reply.over || reply.publication.is_some() || now >= until {
+                return Ok(reply);
+            }
+            let look = LOOK_EVERY.min(until - now);
+            // That nothing changed meanwhile is fine: it is looked again.
+            let _ = tokio::time::timeout(look, changes.changed()).await;
+        }
+    }
+
+    /// Waits until a step is over, for a while; true when it is.
+    ///
+    /// # Errors
+    /// As [`Node::arrive_here`].
+    async fn wait_step_over(
+        &self,
+        worker: &WorkerIdentity,
+        step: u64,
+        wait: Duration,
+    ) -> Result<bool, RequestError> {
+        let until = Instant::now() + wait;
+        let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
+        let mut changes = meta.machine.watch();
+        loop {
+            self.leading_meta()?;
+            let is_over = live(&changes.borrow_and_update(), worker)?.0.step > step;
+            let now = Instant::now();
+            if is_over || now >= until {
+                return Ok(is_over);
+            }
+            let _ = tokio::time::timeout(LOOK_EVERY.min(until - now), changes.changed()).await;
+        }
+    }
+
+    /// A worker has seen its step applied by every shard.
+    ///
+    /// # Errors
+    /// As [`Node::arrive_here`].
+    pub async fn complete_step_here(
+        self: &Arc<Self>,
+        request: CompleteStepRequest,
+    ) -> Result<(), RequestError> {
+        let term = self.leading_meta()?;
+        let worker = needed(request.worker)?;
+        let is_first = {
+            let state = self.meta_state();
+            let (job, _) = live(&state, &worker)?;
+            let lowest = job.publication.as_ref().and_then(|known| known.contributors.first());
+            lowest.is_none_or(|lowest| lowest.rank == worker.rank)
+        };
+        self.worker_leases.renew(term, &worker);
+        // All of them come at once: one entry is enough, and if its worker does not come, any will do.
+        let patience = if is_first { Duration::ZERO } else { LOOK_EVERY };
+        if self.wait_step_over(&worker, request.step, patience).await? {
+            return Ok(());
+        }
+        let done = Command::StepDone(RecordStepDone { job: worker.job, step: request.step });
+        self.propose_meta(done, Instant::now() + RECORD_WITHIN).await.map(|_| ())
+    }
+}

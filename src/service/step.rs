@@ -1,0 +1,238 @@
+//! Steps of jobs that sum their gradients: workers' parts are taken in, and a published step goes through the log.
+//!
+//! A step walks: parts from every worker -> every worker tells all its checksums -> the publication, by whichever worker comes
+//! first -> the sums -> one entry a key range -> apply -> every worker that waits is answered.
+//!
+//! Invariants:
+//! - a step is proposed for a publication alone, and only when all of its parts are here;
+//! - "applied" is said from the replicated state of a leader that serves, never from what was proposed;
+//! - whoever proposes goes on although the client that came first is gone.
+//!
+//! Not here: who contributes (the meta group), what is kept (`ingest::step_buffer`), sums (`apply::step_sum`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use evershard_proto::push_body::{Operation, PushBody};
+use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::v1::{
+    Aggregation, ContributeReply, ContributeRequest, ErrorKind, StepPublication, StepReply, StepRequest,
+    WorkerIdentity,
+};
+use evershard_raft::{Answer, ProposeError};
+
+use super::RequestError;
+use super::parameter::{ParameterDoor, kind_of};
+use crate::apply::StepSum;
+use crate::cluster::replicas::ShardReplica;
+use crate::ingest::{StepPart, StepRefusal};
+use crate::model::CommandOutcome;
+use crate::telemetry::metric_definitions as metric;
+
+/// A call waits no longer than this for its step.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// A waiting call looks this often whether its node still leads.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// For the log to take a step.
+const PROPOSE_WITHIN: Duration = Duration::from_secs(10);
+/// Before a full log is asked again.
+const PAUSE: Duration = Duration::from_millis(5);
+/// What the smallest part takes of the bound.
+const PART_BYTES_MIN: usize = 1024;
+
+/// A step that is this node's to propose.
+struct Taken {
+    replica: Arc<ShardReplica>,
+    term: u64,
+    publication: StepPublication,
+    contributions: Vec<Vec<Bytes>>,
+}
+
+fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
+    worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a step needs a worker"))
+}
+
+fn refused(group: u64, refusal: &StepRefusal) -> RequestError {
+    let kind = match refusal {
+        StepRefusal::Fenced { .. } => ErrorKind::Fenced,
+        StepRefusal::Over { .. } => ErrorKind::Invalid,
+    };
+    RequestError::new(kind, refusal.to_string()).in_group(group)
+}
+
+impl ParameterDoor {
+    /// The replica of `group`, if it leads and serves, and its term.
+    fn leading(&self, group: u64) -> Result<(Arc<ShardReplica>, u64), RequestError> {
+        let replica = self.replicas.shard(group)?;
+        replica.raft.serving_lease().map_err(|error| RequestError::from_not_serving(group, &error))?;
+        let term = replica.raft.leadership().term;
+        Ok((replica, term))
+    }
+
+    /// Takes in a part of a worker's step.
+    pub(super) fn contribute(&self, request: &ContributeRequest) -> Result<ContributeReply, RequestError> {
+        let (group, worker) = (request.group, needed(request.worker)?);
+        let (replica, term) = self.leading(group)?;
+        self.push_gate.check(group)?;
+        let invalid = |what: &str| RequestError::new(ErrorKind::Invalid, what).in_group(group);
+        let body = PushBody::parse(&request.body)
+            .map_err(|error| RequestError::new(kind_of(&error), error.to_string()).in_group(group))?;
+        if body.sections().any(|section| section.operation != Operation::Gradient || section.lr.is_some()) {
+            return Err(invalid("a part of a step has gradients alone, at the table's own learning rate"));
+        }
+        replica
+            .machine
+            .check_push(&body)
+            .map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
+        let place = body.seq.checked_sub(1).and_then(|place| u32::try_from(place).ok());
+        let place = place.ok_or_else(|| invalid("a part's place is from 1 on"))?;
+        let step = body.clock;
+        if replica.machine.step_progress(worker.job).is_some_and(|known| known.has(step)) {
+            // Nobody will ask for it.
+            return Ok(ContributeReply {});
+        }
+        let cost = u32::try_from(request.body.len().max(PART_BYTES_MIN)).unwrap_or(u32::MAX);
+        let Ok(held) = Arc::clone(&self.step_budget).try_acquire_many_owned(cost) else {
+            let what = "the node holds as much of steps that are not complete as it may (step_buffer_bytes)";
+            return Err(RequestError::new(ErrorKind::Exhausted, what).in_group(group).retry_soon());
+        };
+        replica
+            .steps
+            .put(term, &worker, step, place, StepPart::new(request.body.clone(), held))
+            .map_err(|refusal| refused(group, &refusal))?;
+        metrics::counter!(metric::STEP_BYTES_TOTAL).increment(request.body.len() as u64);
+        Ok(ContributeReply {})
+    }
+
+    /// Says how far a step is; with a publication, gets it applied.
+    pub(super) async fn step(&self, request: StepRequest) -> Result<StepReply, RequestError> {
+        let (group, worker) = (request.group, needed(request.worker)?);
+        let until = Instant::now() + Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
+        if let Some(publication) = &request.publication
+            && (publication.job, publication.step) != (worker.job, request.step)
+        {
+            let what = "the publication is of another step";
+            return Err(RequestError::new(ErrorKind::Invalid, what).in_group(group));
+        }
+        loop {
+            let (replica, term) = self.leading(group)?;
+            let mut changes = replica.steps.watch();
+            if replica.machine.step_progress(worker.job).is_some_and(|known| known.has(request.step)) {
+                return Ok(StepReply { applied: true, missing: Vec::new() });
+            }
+            let missing = replica
+                .steps
+                .missing(term, &worker, request.step, &request.parts)
+                .map_err(|refusal| refused(group, &refusal))?;
+            if !missing.is_empty() {
+                return Ok(StepReply { applied: false, missing });
+            }
+            if let Some(publication) = &request.publication {
+                self.push_gate.check(group)?;
+                if let Some(contributions) = replica.steps.take(term, publication) {
+                    let publication = publication.clone();
+                    let door = self.clone();
+                    let taken = Taken { replica, term, publication, contributions };
+                    self.tasks.spawn(async move { door.propose(taken).await });
+                }
+            }
+            let now = Instant::now();
+            if now >= until || request.publication.is_none() {
+                return Ok(StepReply::default());
+            }
+            let look = LOOK_EVERY.min(until - now);
+            // That nothing changed meanwhile is fine: it is looked again.
+            let _ = tokio::time::timeout(look, changes.changed()).await;
+        }
+    }
+
+    async fn propose(&self, taken: Taken) {
+        let (replica, term) = (Arc::clone(&taken.replica), taken.term);
+        let (job, step) = (taken.publication.job, taken.publication.step);
+        let proposed = tokio::select! {
+            () = self.stop.cancelled() => Err(RequestError::new(ErrorKind::Unavailable, "the node is shutting down")),
+            proposed = self.propose_parts(taken) => proposed,
+        };
+        if let Err(error) = &proposed {
+            let group = replica.listed.group;
+            tracing::debug!(group, job, step, %error, "a step was not applied; its workers try again");
+        }
+        replica.steps.finish(term, job, step, proposed.is_ok());
+    }
+
+    async fn propose_parts(&self, taken: Taken) -> Result<(), RequestError> {
+        let Taken { replica, publication, contributions, .. } = taken;
+        let group = replica.listed.group;
+        let (job, step) = (publication.job, publication.step);
+        let internal = |what: String| RequestError::new(ErrorKind::Internal, what).in_group(group);
+        let deadline = Instant::now() + PROPOSE_WITHIN;
+        let mean_over = (publication.aggregation() == Aggregation::Mean)
+            .then(|| u32::try_from(publication.contributors.len()).unwrap_or(u32::MAX));
+        let machine = Arc::clone(&replica.machine);
+        let rows = Arc::clone(machine.rows());
+        let busy = |error: super::ReadPoolError| {
+            RequestError::new(ErrorKind::Exhausted, error.to_string()).in_group(group)
+        };
+        let sum = self
+            .read_pool
+            .run(move || StepSum::of(&contributions, mean_over, &rows.schemas(), rows.scope().range))
+            .await
+            .map_err(busy)?
+            .map_err(|error| internal(format!("a part of step {step} of job {job}: {error}")))?;
+        let sum = Arc::new(sum);
+        while Instant::now() < deadline {
+            let progress = machine.step_progress(job);
+            let known = progress.unwrap_or_default();
+            if known.has(step) {
+                return Ok(());
+            }
+            if progress.is_some() && known.steps != step {
+                return Err(internal(format!(
+                    "job {job} is at step {} here, and step {step} is published",
+                    known.steps
+                )));
+            }
+            // Parts that an earlier leader got through stay, and fix how the others are cut.
+            let (of, first) = if known.of > 0 { (known.of, known.parts) } else { (sum.parts(), 0) };
+            let cut = Arc::clone(&sum);
+            let bodies = self.read_pool.run(move || cut.cut(of, first, step)).await.map_err(busy)?;
+            let commands = bodies
+                .into_iter()
+                .zip(first..)
+                .map(|(body, part)| ShardCommand::Step { job, step, part, of, body }.encode());
+            let mut answers = Vec::new();
+            for command in commands {
+                answers.push(propose_one(&replica, &command, deadline).await?);
+            }
+            for answer in answers {
+                let answer = answer.await.map_err(|error| RequestError::from_propose(group, &error))?;
+                match CommandOutcome::decode(&answer) {
+                    Ok(CommandOutcome::Done) => {}
+                    // What was proposed before, and was still on its way, was cut otherwise.
+                    Ok(CommandOutcome::OutOfOrder) => {}
+                    Ok(other) => return Err(internal(format!("step {step} of job {job}: {other:?}"))),
+                    Err(error) => return Err(internal(error.to_string())),
+                }
+            }
+        }
+        Err(RequestError::new(ErrorKind::Unavailable, format!("step {step} of job {job} took too long")))
+    }
+}
+
+/// Waits for room in the log, so that parts keep their order.
+async fn propose_one(
+    replica: &ShardReplica,
+    command: &Bytes,
+    deadline: Instant,
+) -> Result<Answer, RequestError> {
+    loop {
+        match replica.raft.propose(command.clone()) {
+            Ok(answer) => return Ok(answer),
+            Err(ProposeError::Exhausted { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => return Err(RequestError::from_propose(replica.listed.group, &error)),
+        }
+    }
+}
