@@ -161,6 +161,7 @@ fn meta_state() -> v1::MetaState {
             definition: Some(v1::TableDefinition { name: "items".to_owned(), dim: 4, ..Default::default() }),
             active: true,
             dropped: false,
+            ..Default::default()
         }],
         sessions: vec![v1::MetaSession {
             session: 9,
@@ -277,7 +278,7 @@ fn version_2_of_a_push_body_stays_as_it_is() {
 #[test]
 fn version_1_of_the_shard_commands_stays_as_it_is() {
     let definition = v1::TableDefinition { name: "items".into(), dim: 16, ..Default::default() };
-    let table = v1::TableDescription { number: 9, definition: Some(definition) };
+    let table = v1::TableDescription { number: 9, definition: Some(definition), definition_version: 0 };
     for (name, command) in [
         ("shard-schema-1.bin", ShardCommand::Schema { table, dropped: true }),
         ("shard-scrub-1.bin", ShardCommand::Scrub { scrub_id: 5 }),

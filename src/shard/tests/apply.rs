@@ -97,7 +97,7 @@ fn a_schedule_follows_the_clock_of_the_push() {
     let schedule = Some(v1::Schedule { warmup_steps: 4, decay: None });
     let optimizer = Some(v1::Optimizer { kind: Some(kind), schedule, ..Default::default() });
     let definition = v1::TableDefinition { name: "warm".into(), dim: 1, optimizer, ..Default::default() };
-    let table = v1::TableDescription { number: 2, definition: Some(definition) };
+    let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: 0 };
     let schema = ShardCommand::Schema { table, dropped: false }.encode();
     apply(replica.machine(), command(1, schema));
     let rates = [(0, None), (1, None), (3, None), (1000, None), (0, Some(3.0))];
@@ -243,7 +243,7 @@ fn a_dropped_number_never_comes_back() {
     let conflict = {
         let mut definition = super::script::definition(1);
         definition.dim = 9;
-        let table = evershard_proto::v1::TableDescription { number: 1, definition: Some(definition) };
+        let table = evershard_proto::v1::TableDescription { number: 1, definition: Some(definition), definition_version: 0 };
         ShardCommand::Schema { table, dropped: false }.encode()
     };
     let answer = apply(machine, command(8, conflict));

@@ -187,7 +187,7 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
 }
 
 pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
-    let table = v1::TableDescription { number: table, definition: Some(definition(table)) };
+    let table = v1::TableDescription { number: table, definition: Some(definition(table)), definition_version: 0 };
     ShardCommand::Schema { table, dropped }.encode()
 }
 

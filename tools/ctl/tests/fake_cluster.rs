@@ -52,7 +52,7 @@ impl AdminService for FakeNode {
                 replicas: vec![replica(1), replica(2)],
                 leader_node: 1,
             }],
-            tables: vec![pb::TableDescription { number: 3, definition: Some(definition) }],
+            tables: vec![pb::TableDescription { number: 3, definition: Some(definition), definition_version: 0 }],
             software_version: "0.1.0".into(),
             meta_leader_node: 1,
         }))

@@ -225,7 +225,7 @@ impl AdminService for Service {
         request: Request<CreateTableRequest>,
     ) -> Result<Response<TableDescription>, Status> {
         let definition = request.into_inner().definition;
-        Ok(Response::new(TableDescription { number: TABLE, definition }))
+        Ok(Response::new(TableDescription { number: TABLE, definition, definition_version: 0 }))
     }
 
     async fn open_session(
