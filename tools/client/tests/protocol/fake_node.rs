@@ -266,6 +266,13 @@ impl AdminService for Service {
         Ok(Response::new(DropTableReply { number: if number == 0 { TABLE } else { number } }))
     }
 
+    async fn set_optimizer(
+        &self,
+        _: Request<SetOptimizerRequest>,
+    ) -> Result<Response<TableDescription>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
+    }
+
     async fn get_node_status(
         &self,
         _: Request<GetNodeStatusRequest>,
