@@ -251,6 +251,82 @@ fn a_dropped_number_never_comes_back() {
     assert_eq!(machine.status().tables.len(), 3);
 }
 
+/// The SGD table of the script with another learning rate, at a version.
+fn tuned(lr: f32, version: u64) -> bytes::Bytes {
+    let mut definition = super::script::definition(2);
+    let kind = v1::optimizer::Kind::Sgd(v1::Sgd { lr });
+    definition.optimizer = Some(v1::Optimizer { kind: Some(kind), ..Default::default() });
+    let table =
+        v1::TableDescription { number: 2, definition: Some(definition), definition_version: version };
+    ShardCommand::Schema { table, dropped: false }.encode()
+}
+
+#[test]
+fn an_older_definition_never_replaces_a_newer_one() {
+    let replica = with_tables(KeyRange::ALL);
+    let machine = replica.machine();
+    apply(machine, command(5, one(1, 1, 2, Operation::Gradient, &[(7, &[1.0])])));
+    let (rows, mut weight) = (machine.status().tables, -1.0);
+    // Version by version: what is said of it, and the learning rate in force afterwards.
+    let done = CommandOutcome::Done;
+    let conflict = CommandOutcome::Conflict { table: 2 };
+    for (turn, (lr, version, expected, now)) in [
+        (2.0, 1, done, 2.0),
+        (2.0, 1, done, 2.0),
+        // Two shards must not differ because one saw version 2 late, or never.
+        (2.0, 3, done, 2.0),
+        (4.0, 2, done, 2.0),
+        (1.0, 0, done, 2.0),
+        (4.0, 3, conflict, 2.0),
+        (4.0, 4, done, 4.0),
+        (2.0, 3, done, 4.0),
+        (8.0, u64::MAX, done, 8.0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let index = 6 + 2 * turn as u64;
+        let answer = apply(machine, command(index, tuned(lr, version)));
+        assert_eq!(CommandOutcome::decode(&answer), Ok(expected), "lr {lr}, version {version}");
+        assert_eq!(pull(machine, 2, 7), (vec![weight], true), "no row is touched");
+        apply(machine, command(index + 1, one(1, 2 + turn as u64, 2, Operation::Gradient, &[(7, &[1.0])])));
+        weight -= now;
+        assert_eq!(pull(machine, 2, 7), (vec![weight], true), "lr {lr}, version {version}");
+    }
+    assert_eq!(machine.status().tables.len(), rows.len());
+}
+
+#[test]
+fn a_version_changes_numbers_of_the_optimizer_and_nothing_else() {
+    let replica = with_tables(KeyRange::ALL);
+    let machine = replica.machine();
+    let before = fingerprint(machine);
+    for (index, change) in (5..).zip([
+        (|d| d.dim = 2) as fn(&mut v1::TableDefinition),
+        |d| d.name = "other".into(),
+        |d| d.optimizer = None,
+        |d| d.optimizer = super::script::definition(3).optimizer,
+        |d| d.non_finite = 0,
+        |d| d.initializer = super::script::definition(1).initializer,
+    ]) {
+        let mut definition = super::script::definition(2);
+        change(&mut definition);
+        let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: 9 };
+        let answer = apply(machine, command(index, ShardCommand::Schema { table, dropped: false }.encode()));
+        assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Conflict { table: 2 }), "entry {index}");
+    }
+    assert_eq!(fingerprint(machine).digest, before.digest);
+    // The table may be told to a shard in any version first.
+    let mut definition = super::script::definition(2);
+    definition.name = "late".into();
+    let table = v1::TableDescription { number: 8, definition: Some(definition), definition_version: 3 };
+    let answer = apply(machine, command(11, ShardCommand::Schema { table: table.clone(), dropped: false }.encode()));
+    assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
+    let created = v1::TableDescription { definition_version: 0, ..table };
+    let answer = apply(machine, command(12, ShardCommand::Schema { table: created, dropped: false }.encode()));
+    assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
+}
+
 #[test]
 fn expired_sessions_are_told_so() {
     let replica = with_tables(KeyRange::ALL);

@@ -77,6 +77,7 @@ enum Step {
     Push { session: u64, seq: Seq, sections: Vec<SectionSpec>, cut: Option<prop::sample::Index> },
     Create(u32),
     Drop(u32),
+    Tune { table: u32, version: u64 },
     Expire { floor: u64, live: Vec<u64> },
     Scrub(u64),
     Blank,
@@ -137,6 +138,7 @@ fn step() -> impl Strategy<Value = Step> {
         40 => push,
         2 => prop::sample::select(&TABLES[..]).prop_map(Step::Create),
         1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
+        2 => (prop::sample::select(&TABLES[..3]), 0u64..6).prop_map(|(table, version)| Step::Tune { table, version }),
         1 => (0u64..4, prop::collection::vec(1u64..5, 0..4)).prop_map(|(floor, live)| Step::Expire { floor, live }),
         1 => (1u64..100).prop_map(Step::Scrub),
         1 => Just(Step::Blank),
@@ -174,6 +176,7 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                 }
                 Step::Create(table) => command(index, schema(table, false)),
                 Step::Drop(table) => command(index, schema(table, true)),
+                Step::Tune { table, version } => command(index, tuned(table, version)),
                 Step::Expire { floor, live } => {
                     command(index, ShardCommand::Sessions { floor, live }.encode())
                 }
@@ -184,6 +187,24 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
         }
         entries
     })
+}
+
+/// A table as of a version of its definition: another learning rate for each, as the meta group hands them out.
+fn tuned(table: u32, version: u64) -> Bytes {
+    use v1::optimizer::Kind;
+    let mut definition = definition(table);
+    if let Some(optimizer) = &mut definition.optimizer {
+        let lr = match &mut optimizer.kind {
+            Some(Kind::Adagrad(rule)) => &mut rule.lr,
+            Some(Kind::Sgd(rule)) => &mut rule.lr,
+            Some(Kind::Adam(rule)) => &mut rule.lr,
+            other => unreachable!("no script has {other:?}"),
+        };
+        *lr *= (version + 1) as f32;
+    }
+    let table =
+        v1::TableDescription { number: table, definition: Some(definition), definition_version: version };
+    ShardCommand::Schema { table, dropped: false }.encode()
 }
 
 pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
