@@ -63,6 +63,7 @@ impl Node {
         let table = outcome
             .table
             .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
+        fail::fail_point!("set_optimizer::before_telling");
         // Whoever set the same before may not have come to telling the shards.
         let is_told = |t: &MetaTable| t.number == table.number && t.active && t.told_version >= table.definition_version;
         if !self.meta_state().tables.iter().any(is_told) {
