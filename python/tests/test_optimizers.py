@@ -147,7 +147,7 @@ SCHEDULES = {
 def test_a_schedule_follows_the_clock_of_the_worker(cluster, name, case):
     schedule, factors = SCHEDULES[case]
     table = cluster.create_table(name, dim=1, optimizer=es.SGD(lr=1.0, schedule=schedule))
-    with cluster.job(f"job-{name}", workers=1).join(0) as worker:
+    with cluster.job(f"job-{name}", workers=1).worker(0) as worker:
         for step, factor in enumerate(factors):
             worker.push(table, [step], [[1.0]])
             worker.tick()
