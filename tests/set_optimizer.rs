@@ -93,8 +93,7 @@ impl Pusher {
 }
 
 async fn wait_progress(pushers: &[Pusher], more: usize) {
-    let targets: Vec<usize> =
-        pushers.iter().map(|p| p.acknowledged.load(Ordering::SeqCst) + more).collect();
+    let targets: Vec<usize> = pushers.iter().map(|p| p.acknowledged.load(Ordering::SeqCst) + more).collect();
     eventually("every client goes on", || async {
         for (pusher, target) in pushers.iter().zip(&targets) {
             let so_far = pusher.acknowledged.load(Ordering::SeqCst);
@@ -259,7 +258,8 @@ async fn racing_changes_leave_every_shard_with_one_definition() {
     assert_eq!(rates_now(&table, 3, 0).await, vec![0.5; ROWS as usize * DIM]);
 
     // A script that is run again with what it once created the table with is told why not.
-    let (kind, message) = refusal(trainer.client.create_table(support::trainer::integers("items", DIM)).await);
+    let (kind, message) =
+        refusal(trainer.client.create_table(support::trainer::integers("items", DIM)).await);
     assert_eq!(kind, ErrorKind::Conflict, "{message}");
     assert!(message.contains("SGD(lr=0.5") && message.contains("not SGD(lr=1"), "{message}");
     assert!(message.contains("set_optimizer"), "{message}");

@@ -113,8 +113,8 @@ impl ShardCommand {
                 return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
             }
         };
-        let is_known = version == SHARD_COMMAND_VERSION
-            || (kind, version) == (KIND_SCHEMA, SCHEMA_VERSION_CHANGED);
+        let is_known =
+            version == SHARD_COMMAND_VERSION || (kind, version) == (KIND_SCHEMA, SCHEMA_VERSION_CHANGED);
         if !(KIND_SCHEMA..=KIND_SESSIONS).contains(&kind) || !is_known {
             return Err(ShardCommandError::Unknown { kind, version });
         }

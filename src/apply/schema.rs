@@ -32,7 +32,8 @@ fn create_or_change(target: &Target<'_>, table: &v1::TableDescription) -> Comman
     };
     if let Some(known) = small.schemas.get(&number) {
         let same = known.same_definition(&schema);
-        if !same && (known.version() == schema.version() || !known.differs_in_hyper_parameters_only(&schema)) {
+        if !same && (known.version() == schema.version() || !known.differs_in_hyper_parameters_only(&schema))
+        {
             return CommandOutcome::Conflict { table: number };
         }
         // Also when it says the same: one that lies between the two may still come.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{
-    ActivateTable, CreateTable, ErrorKind, RemoveTable, SetOptimizerRequest, SetTableOptimizer,
-    MetaTable, TableDefinition, TableDescription, meta_command::Command,
+    ActivateTable, CreateTable, ErrorKind, MetaTable, RemoveTable, SetOptimizerRequest, SetTableOptimizer,
+    TableDefinition, TableDescription, meta_command::Command,
 };
 use futures_util::future::try_join_all;
 
@@ -65,7 +65,9 @@ impl Node {
             .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
         fail::fail_point!("set_optimizer::before_telling");
         // Whoever set the same before may not have come to telling the shards.
-        let is_told = |t: &MetaTable| t.number == table.number && t.active && t.told_version >= table.definition_version;
+        let is_told = |t: &MetaTable| {
+            t.number == table.number && t.active && t.told_version >= table.definition_version
+        };
         if !self.meta_state().tables.iter().any(is_told) {
             self.tell_shards(&table, false, deadline).await?;
         }
@@ -128,7 +130,9 @@ impl Node {
     /// What the meta leader finishes for others: tables that are neither here nor gone, and definitions that not every shard has.
     pub(super) async fn finish_tables(self: &Arc<Self>) {
         let state = self.meta_state();
-        for table in state.tables.iter().filter(|t| t.dropped || !t.active || t.told_version < t.definition_version) {
+        for table in
+            state.tables.iter().filter(|t| t.dropped || !t.active || t.told_version < t.definition_version)
+        {
             let described = crate::meta::state::description(table);
             let deadline = Instant::now() + Duration::from_secs(2);
             if let Err(error) = self.tell_shards(&described, table.dropped, deadline).await {

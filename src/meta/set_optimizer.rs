@@ -37,7 +37,9 @@ pub(super) fn apply(state: &mut MetaState, set: SetTableOptimizer) -> MetaOutcom
     let schemas = (TableSchema::new(table.number, &known), TableSchema::new(table.number, &asked));
     match schemas {
         (_, Err(error)) | (Err(error), _) => return refused(error.to_string()),
-        (Ok(known_schema), Ok(asked_schema)) if !known_schema.differs_in_hyper_parameters_only(&asked_schema) => {
+        (Ok(known_schema), Ok(asked_schema))
+            if !known_schema.differs_in_hyper_parameters_only(&asked_schema) =>
+        {
             let differing = differences(&known, &asked);
             return conflict(format!(
                 "table {:?}: {differing}: set_optimizer changes hyper-parameters only, another kind of optimizer keeps other \
@@ -102,7 +104,12 @@ mod tests {
     }
 
     fn set(optimizer: v1::Optimizer) -> SetTableOptimizer {
-        SetTableOptimizer { name: "items".into(), number: 1, optimizer: Some(optimizer), expected_version: None }
+        SetTableOptimizer {
+            name: "items".into(),
+            number: 1,
+            optimizer: Some(optimizer),
+            expected_version: None,
+        }
     }
 
     fn versions(state: &MetaState) -> (u64, u64) {
@@ -167,7 +174,8 @@ mod tests {
         let before = state.clone();
         let refused = run(&mut state, Command::SetOptimizer(set(sgd(-1.0))));
         assert!(!refused.conflict && refused.error.contains("sgd.lr"), "{refused:?}");
-        let refused = run(&mut state, Command::SetOptimizer(SetTableOptimizer { optimizer: None, ..set(sgd(1.0)) }));
+        let refused =
+            run(&mut state, Command::SetOptimizer(SetTableOptimizer { optimizer: None, ..set(sgd(1.0)) }));
         assert!(refused.error.contains("needs an optimizer"), "{refused:?}");
         assert_eq!(state, before);
         // A table without an optimizer has no state for one.

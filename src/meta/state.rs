@@ -109,8 +109,7 @@ fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOut
     if state.tables.len() >= TABLES_MAX {
         return refused(format!("the cluster has {TABLES_MAX} tables already"));
     }
-    let table =
-        MetaTable { number: state.next_table, definition: Some(definition), ..MetaTable::default() };
+    let table = MetaTable { number: state.next_table, definition: Some(definition), ..MetaTable::default() };
     state.next_table += 1;
     state.version += 1;
     let described = description(&table);
@@ -391,7 +390,10 @@ mod tests {
         // Whoever told the shards of its creation is late: that it is dropped is still to be told.
         run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, ..Default::default() }));
         assert!(state.tables.iter().any(|t| t.number == first && t.dropped));
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: true, definition_version: 0 }));
+        run(
+            &mut state,
+            Command::ActivateTable(v1::ActivateTable { number: first, dropped: true, definition_version: 0 }),
+        );
         assert!(state.tables.iter().all(|t| t.number == second));
         assert_eq!(run(&mut state, remove(first)).error, "", "gone is as good as dropped");
     }

@@ -8,8 +8,7 @@ use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
     InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
     RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, SetOptimizerRequest,
-    TableDescription,
-    TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
+    TableDescription, TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
 };
 use tonic::{Request, Response, Status};
 

@@ -243,7 +243,11 @@ fn a_dropped_number_never_comes_back() {
     let conflict = {
         let mut definition = super::script::definition(1);
         definition.dim = 9;
-        let table = evershard_proto::v1::TableDescription { number: 1, definition: Some(definition), definition_version: 0 };
+        let table = evershard_proto::v1::TableDescription {
+            number: 1,
+            definition: Some(definition),
+            definition_version: 0,
+        };
         ShardCommand::Schema { table, dropped: false }.encode()
     };
     let answer = apply(machine, command(8, conflict));
@@ -256,8 +260,7 @@ fn tuned(lr: f32, version: u64) -> bytes::Bytes {
     let mut definition = super::script::definition(2);
     let kind = v1::optimizer::Kind::Sgd(v1::Sgd { lr });
     definition.optimizer = Some(v1::Optimizer { kind: Some(kind), ..Default::default() });
-    let table =
-        v1::TableDescription { number: 2, definition: Some(definition), definition_version: version };
+    let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: version };
     ShardCommand::Schema { table, dropped: false }.encode()
 }
 
@@ -266,7 +269,7 @@ fn an_older_definition_never_replaces_a_newer_one() {
     let replica = with_tables(KeyRange::ALL);
     let machine = replica.machine();
     apply(machine, command(5, one(1, 1, 2, Operation::Gradient, &[(7, &[1.0])])));
-    let (rows, mut weight) = (machine.status().tables, -1.0);
+    let mut weight = -1.0;
     // Version by version: what is said of it, and the learning rate in force afterwards.
     let done = CommandOutcome::Done;
     let conflict = CommandOutcome::Conflict { table: 2 };
@@ -293,7 +296,6 @@ fn an_older_definition_never_replaces_a_newer_one() {
         weight -= now;
         assert_eq!(pull(machine, 2, 7), (vec![weight], true), "lr {lr}, version {version}");
     }
-    assert_eq!(machine.status().tables.len(), rows.len());
 }
 
 #[test]
@@ -301,29 +303,36 @@ fn a_version_changes_numbers_of_the_optimizer_and_nothing_else() {
     let replica = with_tables(KeyRange::ALL);
     let machine = replica.machine();
     let before = fingerprint(machine);
-    for (index, change) in (5..).zip([
-        (|d| d.dim = 2) as fn(&mut v1::TableDefinition),
+    let changes: [fn(&mut v1::TableDefinition); 6] = [
+        |d| d.dim = 2,
         |d| d.name = "other".into(),
         |d| d.optimizer = None,
         |d| d.optimizer = super::script::definition(3).optimizer,
         |d| d.non_finite = 0,
         |d| d.initializer = super::script::definition(1).initializer,
-    ]) {
+    ];
+    for (index, change) in (5..).zip(changes) {
         let mut definition = super::script::definition(2);
         change(&mut definition);
         let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: 9 };
         let answer = apply(machine, command(index, ShardCommand::Schema { table, dropped: false }.encode()));
-        assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Conflict { table: 2 }), "entry {index}");
+        assert_eq!(
+            CommandOutcome::decode(&answer),
+            Ok(CommandOutcome::Conflict { table: 2 }),
+            "entry {index}"
+        );
     }
     assert_eq!(fingerprint(machine).digest, before.digest);
     // The table may be told to a shard in any version first.
     let mut definition = super::script::definition(2);
     definition.name = "late".into();
     let table = v1::TableDescription { number: 8, definition: Some(definition), definition_version: 3 };
-    let answer = apply(machine, command(11, ShardCommand::Schema { table: table.clone(), dropped: false }.encode()));
+    let answer =
+        apply(machine, command(11, ShardCommand::Schema { table: table.clone(), dropped: false }.encode()));
     assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
     let created = v1::TableDescription { definition_version: 0, ..table };
-    let answer = apply(machine, command(12, ShardCommand::Schema { table: created, dropped: false }.encode()));
+    let answer =
+        apply(machine, command(12, ShardCommand::Schema { table: created, dropped: false }.encode()));
     assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
 }
 

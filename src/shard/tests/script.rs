@@ -208,7 +208,8 @@ fn tuned(table: u32, version: u64) -> Bytes {
 }
 
 pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
-    let table = v1::TableDescription { number: table, definition: Some(definition(table)), definition_version: 0 };
+    let table =
+        v1::TableDescription { number: table, definition: Some(definition(table)), definition_version: 0 };
     ShardCommand::Schema { table, dropped }.encode()
 }
 

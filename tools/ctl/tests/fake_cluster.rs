@@ -57,7 +57,11 @@ impl AdminService for FakeNode {
                 replicas: vec![replica(1), replica(2)],
                 leader_node: 1,
             }],
-            tables: vec![pb::TableDescription { number: 3, definition: Some(definition), definition_version: 5 }],
+            tables: vec![pb::TableDescription {
+                number: 3,
+                definition: Some(definition),
+                definition_version: 5,
+            }],
             software_version: "0.1.0".into(),
             meta_leader_node: 1,
         }))
@@ -126,7 +130,11 @@ impl AdminService for FakeNode {
         let pb::SetOptimizerRequest { name, number, optimizer, expected_version } = asked.into_inner();
         assert_eq!((number, expected_version), (3, Some(5)));
         let definition = pb::TableDefinition { name, dim: 4, optimizer, ..Default::default() };
-        Ok(Response::new(pb::TableDescription { number, definition: Some(definition), definition_version: 6 }))
+        Ok(Response::new(pb::TableDescription {
+            number,
+            definition: Some(definition),
+            definition_version: 6,
+        }))
     }
 
     async fn drop_table(
@@ -296,7 +304,11 @@ async fn an_optimizer_is_changed_in_what_is_given() {
     assert_eq!(nothing.status.code(), Some(2), "{}", stderr(&nothing));
     let foreign = ctl(&node, &[&set[..], &["--beta1", "0.5"]].concat()).await;
     assert_eq!(foreign.status.code(), Some(2));
-    assert!(stderr(&foreign).contains("sgd lr=0.5") && stderr(&foreign).contains("no --beta1"), "{}", stderr(&foreign));
+    assert!(
+        stderr(&foreign).contains("sgd lr=0.5") && stderr(&foreign).contains("no --beta1"),
+        "{}",
+        stderr(&foreign)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -243,7 +243,8 @@ mod tests {
 
     #[test]
     fn a_schedule_changes_in_its_parts() {
-        let schedule = |changes: Changes| changes.applied_to(adagrad()).expect("its own").schedule.expect("one");
+        let schedule =
+            |changes: Changes| changes.applied_to(adagrad()).expect("its own").schedule.expect("one");
         let warmed = schedule(Changes { warmup_steps: Some(1), ..Changes::default() });
         assert_eq!(warmed, Schedule { warmup_steps: 1, ..adagrad().schedule.expect("one") });
         let constant = schedule(Changes { constant: true, ..Changes::default() });
