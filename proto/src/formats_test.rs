@@ -41,10 +41,10 @@ fn push_body() -> impl Strategy<Value = Vec<u8>> {
 
 fn shard_command() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
-        (any::<u32>(), "[a-z]{0,20}", any::<u32>(), any::<bool>()).prop_map(
-            |(number, name, dim, dropped)| {
-                let definition = v1::TableDefinition { name, dim, ..Default::default() };
-                let table = v1::TableDescription { number, definition: Some(definition) };
+        (any::<u32>(), "[a-z]{0,20}", any::<u32>(), any::<bool>(), 0..3_u64).prop_map(
+            |(number, name, dim, dropped, definition_version)| {
+                let definition = Some(v1::TableDefinition { name, dim, ..Default::default() });
+                let table = v1::TableDescription { number, definition, definition_version };
                 ShardCommand::Schema { table, dropped }
             }
         ),
@@ -162,6 +162,7 @@ fn meta_state() -> v1::MetaState {
             definition: Some(v1::TableDefinition { name: "items".to_owned(), dim: 4, ..Default::default() }),
             active: true,
             dropped: false,
+            ..Default::default()
         }],
         sessions: vec![v1::MetaSession {
             session: 9,
@@ -238,6 +239,29 @@ fn tick_command() -> v1::MetaCommand {
     v1::MetaCommand { command: Some(v1::meta_command::Command::Tick(command)) }
 }
 
+fn sgd() -> v1::Optimizer {
+    let kind = v1::optimizer::Kind::Sgd(v1::Sgd { lr: 0.5 });
+    v1::Optimizer { kind: Some(kind), ..Default::default() }
+}
+
+fn set_optimizer_command() -> v1::MetaCommand {
+    let command = v1::SetTableOptimizer {
+        name: "items".to_owned(),
+        number: 3,
+        optimizer: Some(sgd()),
+        expected_version: Some(0),
+    };
+    v1::MetaCommand { command: Some(v1::meta_command::Command::SetOptimizer(command)) }
+}
+
+/// With a definition that was changed, which the first states knew nothing of.
+fn meta_state_with_change() -> v1::MetaState {
+    let mut state = meta_state();
+    state.tables[0].definition_version = 2;
+    state.tables[0].told_version = 1;
+    state
+}
+
 fn meta_command() -> v1::MetaCommand {
     let command = v1::MarkReplicaCreated { group: 1, replica: 2, making: 3 };
     v1::MetaCommand { command: Some(v1::meta_command::Command::MarkReplicaCreated(command)) }
@@ -251,6 +275,8 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
         Just(meta_state_with_step().encode_to_vec()),
         Just(meta_command().encode_to_vec()),
         Just(tick_command().encode_to_vec()),
+        Just(set_optimizer_command().encode_to_vec()),
+        Just(meta_state_with_change().encode_to_vec()),
         push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
     ]
 }
@@ -297,7 +323,7 @@ fn version_2_of_a_push_body_stays_as_it_is() {
 #[test]
 fn version_1_of_the_shard_commands_stays_as_it_is() {
     let definition = v1::TableDefinition { name: "items".into(), dim: 16, ..Default::default() };
-    let table = v1::TableDescription { number: 9, definition: Some(definition) };
+    let table = v1::TableDescription { number: 9, definition: Some(definition), definition_version: 0 };
     for (name, command) in [
         ("shard-schema-1.bin", ShardCommand::Schema { table, dropped: true }),
         ("shard-scrub-1.bin", ShardCommand::Scrub { scrub_id: 5 }),
@@ -316,6 +342,16 @@ fn step_command() -> ShardCommand {
 }
 
 #[test]
+fn version_2_of_a_schema_stays_as_it_is() {
+    let definition =
+        v1::TableDefinition { name: "items".into(), dim: 16, optimizer: Some(sgd()), ..Default::default() };
+    let table = v1::TableDescription { number: 9, definition: Some(definition), definition_version: 3 };
+    let command = ShardCommand::Schema { table, dropped: false };
+    let bytes = golden(CRATE, "shard-schema-2.bin", &command.encode());
+    assert_eq!((bytes[1], ShardCommand::decode(&bytes)), (2, Ok(command)));
+}
+
+#[test]
 fn numbers_of_protobuf_fields_stay_as_they_are() {
     let bytes = golden(CRATE, "lane-frame.bin", &lane_frame().encode_to_vec());
     assert_eq!(v1::LaneFrame::decode(bytes.as_slice()), Ok(lane_frame()));
@@ -327,6 +363,10 @@ fn numbers_of_protobuf_fields_stay_as_they_are() {
     assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_step()));
     let bytes = golden(CRATE, "meta-command-tick.bin", &tick_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(tick_command()));
+    let bytes = golden(CRATE, "meta-state-change.bin", &meta_state_with_change().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_change()));
+    let bytes = golden(CRATE, "meta-command-set-optimizer.bin", &set_optimizer_command().encode_to_vec());
+    assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(set_optimizer_command()));
     let bytes = golden(CRATE, "meta-command.bin", &meta_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(meta_command()));
 }

@@ -22,6 +22,8 @@ pub const KIND_SESSIONS: u8 = 4;
 pub const KIND_STEP: u8 = 5;
 /// The version of all of the above.
 pub const SHARD_COMMAND_VERSION: u8 = 1;
+/// Of a schema entry with a definition that was changed: builds that know no changes must halt, and not refuse it.
+pub const SCHEMA_VERSION_CHANGED: u8 = 2;
 const HEADER_BYTES: usize = 8;
 /// Job, step, part, of.
 const STEP_HEAD_BYTES: usize = 24;
@@ -31,7 +33,7 @@ const STEP_HEAD_BYTES: usize = 24;
 pub enum ShardCommand {
     /// The table's definition, or its drop.
     Schema {
-        /// Number and definition.
+        /// Number, definition, and how often that was changed.
         table: v1::TableDescription,
         /// The table and its rows go away; the number is never used again.
         dropped: bool,
@@ -94,6 +96,9 @@ impl ShardCommand {
         match self {
             ShardCommand::Schema { table, dropped } => {
                 bytes[0] = KIND_SCHEMA;
+                if table.definition_version > 0 {
+                    bytes[1] = SCHEMA_VERSION_CHANGED;
+                }
                 bytes.put_u8(u8::from(*dropped));
                 bytes.extend_from_slice(&table.encode_to_vec());
             }
@@ -134,7 +139,9 @@ impl ShardCommand {
                 return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
             }
         };
-        if !(KIND_SCHEMA..=KIND_STEP).contains(&kind) || version != SHARD_COMMAND_VERSION {
+        let is_known =
+            version == SHARD_COMMAND_VERSION || (kind, version) == (KIND_SCHEMA, SCHEMA_VERSION_CHANGED);
+        if !(KIND_SCHEMA..=KIND_STEP).contains(&kind) || !is_known {
             return Err(ShardCommandError::Unknown { kind, version });
         }
         let malformed = |what: &str| ShardCommandError::Malformed { kind, what: what.into() };
@@ -151,7 +158,11 @@ impl ShardCommand {
         match kind {
             KIND_SCHEMA => {
                 let (dropped, rest) = body.split_first().ok_or_else(|| malformed("empty"))?;
-                let table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                let mut table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                if version == SHARD_COMMAND_VERSION {
+                    // A field that builds of version 1 do not see.
+                    table.definition_version = 0;
+                }
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
             KIND_STEP => {
@@ -197,9 +208,12 @@ mod tests {
         let table = v1::TableDescription {
             number: 9,
             definition: Some(v1::TableDefinition { name: "items".into(), dim: 16, ..Default::default() }),
+            definition_version: 0,
         };
+        let changed = v1::TableDescription { definition_version: 3, ..table.clone() };
         for command in [
             ShardCommand::Schema { table, dropped: false },
+            ShardCommand::Schema { table: changed, dropped: false },
             ShardCommand::Scrub { scrub_id: 5 },
             ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
             ShardCommand::Sessions { floor: 0, live: vec![] },
@@ -217,6 +231,19 @@ mod tests {
             ShardCommand::decode(&bytes),
             Err(ShardCommandError::Unknown { kind: KIND_SCRUB, version: 2 })
         );
+    }
+
+    /// Builds that know no changes take the entry for the creation of another definition, and refuse it: so must everybody.
+    #[test]
+    fn a_definition_counts_as_changed_from_version_2_on() {
+        let table = v1::TableDescription { number: 9, definition: None, definition_version: 3 };
+        let mut bytes = ShardCommand::Schema { table: table.clone(), dropped: false }.encode().to_vec();
+        assert_eq!(bytes[1], SCHEMA_VERSION_CHANGED);
+        bytes[1] = SHARD_COMMAND_VERSION;
+        let table = v1::TableDescription { definition_version: 0, ..table };
+        assert_eq!(ShardCommand::decode(&bytes), Ok(ShardCommand::Schema { table, dropped: false }));
+        bytes[1] = 3;
+        assert!(matches!(ShardCommand::decode(&bytes), Err(ShardCommandError::Unknown { .. })));
     }
 
     proptest! {

@@ -34,6 +34,7 @@ from evershard.definitions import (
 from evershard.errors import *  # noqa: F403 - the errors' own __all__
 from evershard.job import Job, Worker
 from evershard.local import LocalCluster, local
+from evershard.schedules import Cosine, Schedule, StepDecay, WarmUp
 from evershard.table import Table
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "AdamW",
     "Cluster",
     "Constant",
+    "Cosine",
     "Glorot",
     "Initializer",
     "Job",
@@ -52,9 +54,12 @@ __all__ = [
     "Optimizer",
     "PendingPush",
     "RMSprop",
+    "Schedule",
+    "StepDecay",
     "Table",
     "TruncatedNormal",
     "Uniform",
+    "WarmUp",
     "Worker",
     "Zeros",
     "__version__",

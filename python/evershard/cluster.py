@@ -22,6 +22,7 @@ from evershard.arrays import as_ids
 from evershard.definitions import Initializer, Optimizer
 from evershard.errors import AlreadyClosed, InvalidArgument
 from evershard.job import Job
+from evershard.schedules import Cosine, StepDecay, WarmUp
 from evershard.table import Table
 
 __all__ = ["Cluster", "connect"]
@@ -86,7 +87,7 @@ class Cluster:
             initializer: what rows never pushed read as; zeros by default.
 
         Raises:
-            Conflict: the table exists with another definition.
+            Conflict: the table exists with another definition; that may be since :meth:`Table.set_optimizer` changed it.
         """
         native = self._connection()
         handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer))
@@ -104,6 +105,13 @@ class Cluster:
     def tables(self) -> List[str]:
         """Names of all tables."""
         return sorted(table["name"] for table in self.routing()["tables"])
+
+    def _set_optimizer(self, table: Table, optimizer: Optimizer) -> None:
+        native = self._connection()
+        definition = _definition(optimizer)
+        if definition is None:
+            raise TypeError("expected an optimizer, not None: a table keeps the kind it was created with")
+        native.set_optimizer(table._in(self, native), definition)
 
     def drop_table(self, name: str) -> None:
         """Removes a table and all its rows, for good.
@@ -292,12 +300,18 @@ def _joined(handle: _evershard.TableHandle, parts: list) -> tuple:
 
 
 def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:
-    """An optimizer or initialiser as its kind and its numbers."""
+    """An optimizer or initialiser as its kind and its numbers, those of its schedule among them."""
     if value is None:
         return None
     if not hasattr(value, "__dataclass_fields__"):
         raise TypeError(f"expected an optimizer or initialiser of evershard.definitions, not {value!r}")
-    return type(value).__name__, {name: getattr(value, name) for name in value.__dataclass_fields__}
+    numbers = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    schedule = numbers.pop("schedule", None)
+    if schedule is not None:
+        if not isinstance(schedule, (WarmUp, StepDecay, Cosine)):
+            raise TypeError(f"expected a schedule of evershard.schedules, not {schedule!r}")
+        numbers.update(schedule.numbers())
+    return type(value).__name__, numbers
 
 
 def _unpickle(endpoints: Tuple[str, ...], options: Dict[str, Any]) -> Cluster:

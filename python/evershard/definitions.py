@@ -1,6 +1,7 @@
 """What a table is made of: optimizers and initialisers, as plain values.
 
-They are the arguments of :meth:`evershard.Cluster.create_table`, and what :class:`evershard.Table` shows.
+They are the arguments of :meth:`evershard.Cluster.create_table`; optimizers are those of :meth:`evershard.Table.set_optimizer`
+too. The learning rate of an optimizer is constant unless it has a ``schedule`` (:mod:`evershard.schedules`).
 
 Not here: their arithmetic, which runs on the servers.
 """
@@ -8,7 +9,9 @@ Not here: their arithmetic, which runs on the servers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Union
+from typing import Optional, Union
+
+from evershard.schedules import Schedule
 
 __all__ = [
     "FTRL",
@@ -39,6 +42,7 @@ class SGD:
     nesterov: bool = False
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Adagrad:
     rowwise: bool = False
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Adam:
     weight_decay: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,7 @@ class AdamW:
     weight_decay: float = 0.01
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +102,7 @@ class RMSprop:
     weight_decay: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +115,7 @@ class FTRL:
     l2: float = 0.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    schedule: Optional[Schedule] = None
 
 
 @dataclasses.dataclass(frozen=True)

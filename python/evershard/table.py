@@ -18,6 +18,7 @@ from evershard.errors import InvalidArgument, LengthMismatch, UnknownTable, Wron
 if TYPE_CHECKING:
     from evershard import _evershard
     from evershard.cluster import Cluster
+    from evershard.definitions import Optimizer
 
 __all__ = ["Table"]
 
@@ -142,6 +143,24 @@ class Table:
         """Removes rows, optimizer state included: they read as initial values again."""
         native = self.cluster._connection()
         native.remove(self._in(self.cluster, native), as_ids(ids)[0])
+
+    def set_optimizer(self, optimizer: "Optimizer") -> None:
+        """Gives the table other hyper-parameters: all of them as ``optimizer`` says, its defaults included.
+
+        They are in force for every push, of any client, that begins after this returned; a push under way may be applied
+        with the ones or the others on each shard. Weights and optimizer state stay. Setting what is set already is fine.
+
+        Args:
+            optimizer: of the kind that the table has: ``es.Adagrad(lr=0.01)`` for a table of ``es.Adagrad(...)``.
+
+        Raises:
+            Conflict: another kind of optimizer, which would keep other state in the rows.
+            InvalidArgument: numbers that make no sense.
+            UnknownTable: the table was dropped.
+
+        After this, :meth:`evershard.Cluster.create_table` with the old optimizer raises ``Conflict``.
+        """
+        self.cluster._set_optimizer(self, optimizer)
 
     #: TensorFlow's words for the same.
     lookup = pull

@@ -83,6 +83,11 @@ impl Connection {
         self.run(py, client.table(name)).map(TableHandle::new)
     }
 
+    fn set_optimizer(&self, py: Python<'_>, table: &TableHandle, optimizer: Kind) -> PyResult<()> {
+        let optimizer = definitions::optimizer_of(&optimizer)?;
+        self.run(py, table.table()?.set_optimizer(optimizer)).map(|_| ())
+    }
+
     fn drop_table(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let client = self.client.get()?;
         self.run(py, client.drop_table(name))

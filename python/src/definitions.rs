@@ -6,8 +6,9 @@ use std::collections::HashMap;
 
 use evershard::TableDefinition;
 use evershard_proto::v1::{
-    Adagrad, Adam, AdamW, Constant, Ftrl, Glorot, Initializer, Momentum, Normal, Optimizer, RmsProp,
-    RowwiseAdagrad, Sgd, TruncatedNormal, Uniform, Zeros, initializer, optimizer,
+    Adagrad, Adam, AdamW, Constant, CosineDecay, Ftrl, Glorot, Initializer, Momentum, Normal, Optimizer,
+    RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal, Uniform, Zeros, initializer,
+    optimizer, schedule,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -79,7 +80,11 @@ pub(crate) fn sparse(
     })
 }
 
-fn optimizer_of(kind: &Kind) -> PyResult<Optimizer> {
+/// An optimizer, its schedule among its numbers.
+///
+/// # Errors
+/// As [`sparse`].
+pub(crate) fn optimizer_of(kind: &Kind) -> PyResult<Optimizer> {
     let lr = kind.float("lr");
     let which = match kind.0.as_str() {
         "SGD" if kind.optional("momentum")? != 0.0 || kind.flag("nesterov")? => {
@@ -133,8 +138,26 @@ fn optimizer_of(kind: &Kind) -> PyResult<Optimizer> {
         weight_decay: kind.optional("weight_decay")?,
         clip_value: kind.optional("clip_value")?,
         clip_norm: kind.optional("clip_norm")?,
-        schedule: None,
+        schedule: schedule_of(kind)?,
     })
+}
+
+/// The numbers of a schedule, as `python/evershard/schedules.py` gives them.
+fn schedule_of(kind: &Kind) -> PyResult<Option<Schedule>> {
+    let has = |name| kind.1.contains_key(name);
+    if !has("warmup_steps") {
+        return Ok(None);
+    }
+    let decay = if has("step_every") {
+        let (every, factor) = (kind.whole("step_every")?, kind.float("step_factor")?);
+        Some(schedule::Decay::Step(StepDecay { every, factor }))
+    } else if has("cosine_steps") {
+        let (steps, floor) = (kind.whole("cosine_steps")?, kind.float("cosine_floor")?);
+        Some(schedule::Decay::Cosine(CosineDecay { steps, floor }))
+    } else {
+        None
+    };
+    Ok(Some(Schedule { warmup_steps: kind.whole("warmup_steps")?, decay }))
 }
 
 fn initializer_of(kind: &Kind) -> PyResult<Initializer> {

@@ -1,8 +1,10 @@
-//! Applying a schema entry: a table is created on this shard, or dropped.
+//! Applying a schema entry: a table is created on this shard, gets other hyper-parameters, or is dropped.
 //!
 //! Invariants:
 //! - creating a table again is no error when the definition is the same, and a conflict otherwise: a row's shape never
 //!   changes under it;
+//! - a definition is replaced by one of a higher version only, and in numbers of its optimizer only: entries may come in any
+//!   order and any number of times, and every shard ends with the highest version. No row is touched;
 //! - a dropped table's number never comes back, and its rows are gone from memory at once; from the disk with the next
 //!   flush cycle.
 
@@ -15,10 +17,10 @@ use crate::model::{CommandOutcome, TableSchema};
 
 /// Applies one schema entry.
 pub(super) fn apply(target: &Target<'_>, table: &v1::TableDescription, dropped: bool) -> CommandOutcome {
-    if dropped { drop_table(target, table.number) } else { create(target, table) }
+    if dropped { drop_table(target, table.number) } else { create_or_change(target, table) }
 }
 
-fn create(target: &Target<'_>, table: &v1::TableDescription) -> CommandOutcome {
+fn create_or_change(target: &Target<'_>, table: &v1::TableDescription) -> CommandOutcome {
     let number = table.number;
     let mut state = target.small.lock();
     let small = &mut state.small;
@@ -29,11 +31,17 @@ fn create(target: &Target<'_>, table: &v1::TableDescription) -> CommandOutcome {
         return CommandOutcome::Invalid { table: number };
     };
     if let Some(known) = small.schemas.get(&number) {
-        return if known.same_definition(&schema) {
-            CommandOutcome::Done
-        } else {
-            CommandOutcome::Conflict { table: number }
-        };
+        let same = known.same_definition(&schema);
+        if !same && (known.version() == schema.version() || !known.differs_in_hyper_parameters_only(&schema))
+        {
+            return CommandOutcome::Conflict { table: number };
+        }
+        // Also when it says the same: one that lies between the two may still come.
+        if schema.version() > known.version() {
+            Arc::make_mut(&mut small.schemas).insert(number, Arc::new(schema));
+            target.rows.set_schemas(&small.schemas);
+        }
+        return CommandOutcome::Done;
     }
     let schema = Arc::new(schema);
     Arc::make_mut(&mut small.schemas).insert(number, Arc::clone(&schema));

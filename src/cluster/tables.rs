@@ -1,16 +1,17 @@
-//! Creating and dropping tables: first the meta group, then a schema entry in every shard, then the meta group again.
+//! Creating, changing and dropping tables: first the meta group, then a schema entry in every shard, then the meta group again.
 //!
 //! Invariants:
 //! - a table is visible to clients (active) only when every shard has its schema;
-//! - a creation or drop that was cut off half-way is finished by the meta leader's agent: each step may be repeated.
+//! - a change is there when every shard has it; shards take no older definition for a newer one, so several may tell them;
+//! - a creation, change or drop that was cut off half-way is finished by the meta leader's agent: each step may be repeated.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{
-    ActivateTable, CreateTable, ErrorKind, RemoveTable, TableDefinition, TableDescription,
-    meta_command::Command,
+    ActivateTable, CreateTable, ErrorKind, MetaTable, RemoveTable, SetOptimizerRequest, SetTableOptimizer,
+    TableDefinition, TableDescription, meta_command::Command,
 };
 use futures_util::future::try_join_all;
 
@@ -40,6 +41,34 @@ impl Node {
             .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
         let active = self.meta_state().tables.iter().any(|t| t.number == table.number && t.active);
         if !active {
+            self.tell_shards(&table, false, deadline).await?;
+        }
+        Ok(table)
+    }
+
+    /// Gives a table other hyper-parameters; they are in force on every shard when this returns.
+    ///
+    /// # Errors
+    /// CONFLICT for another kind of optimizer or an expected version that is not the table's, INVALID for numbers that make no
+    /// sense, UNKNOWN_TABLE; passing ones: it may or may not be changed.
+    pub async fn set_optimizer(
+        self: &Arc<Self>,
+        request: SetOptimizerRequest,
+    ) -> Result<TableDescription, RequestError> {
+        self.require_cluster()?;
+        let deadline = Instant::now() + DEADLINE;
+        let SetOptimizerRequest { name, number, optimizer, expected_version } = request;
+        let set = SetTableOptimizer { name, number, optimizer, expected_version };
+        let outcome = self.propose_meta(Command::SetOptimizer(set), deadline).await?;
+        let table = outcome
+            .table
+            .ok_or_else(|| RequestError::new(ErrorKind::Internal, "the meta group named no table"))?;
+        fail::fail_point!("set_optimizer::before_telling");
+        // Whoever set the same before may not have come to telling the shards.
+        let is_told = |t: &MetaTable| {
+            t.number == table.number && t.active && t.told_version >= table.definition_version
+        };
+        if !self.meta_state().tables.iter().any(is_told) {
             self.tell_shards(&table, false, deadline).await?;
         }
         Ok(table)
@@ -87,19 +116,23 @@ impl Node {
         let state = self.meta_state();
         let shards = state.groups.iter().filter(|g| g.shard != META_SHARD);
         try_join_all(shards.map(|g| self.propose_to_shard(g.group, &entry, deadline))).await?;
-        let activate = Command::ActivateTable(ActivateTable { number: table.number, dropped });
+        let (number, definition_version) = (table.number, table.definition_version);
+        let activate = Command::ActivateTable(ActivateTable { number, dropped, definition_version });
         self.propose_meta(activate, deadline).await?;
         self.wait_for_meta(deadline, |state| {
-            state.tables.iter().find(|t| t.number == table.number).is_none_or(|t| t.active && !dropped)
+            let told = |t: &MetaTable| t.active && !dropped && t.told_version >= definition_version;
+            state.tables.iter().find(|t| t.number == number).is_none_or(told)
         })
         .await;
         Ok(())
     }
 
-    /// What the meta leader finishes for others: tables that are neither here nor gone.
+    /// What the meta leader finishes for others: tables that are neither here nor gone, and definitions that not every shard has.
     pub(super) async fn finish_tables(self: &Arc<Self>) {
         let state = self.meta_state();
-        for table in state.tables.iter().filter(|t| t.dropped || !t.active) {
+        for table in
+            state.tables.iter().filter(|t| t.dropped || !t.active || t.told_version < t.definition_version)
+        {
             let described = crate::meta::state::description(table);
             let deadline = Instant::now() + Duration::from_secs(2);
             if let Err(error) = self.tell_shards(&described, table.dropped, deadline).await {

@@ -7,6 +7,7 @@
 //! Invariants:
 //! - a group's placement names at most one replacement per lost replica;
 //! - a table's number outlives its name: a dropped table's number never comes back;
+//! - a table's definition changes in its hyper-parameters only, and under a growing version (`set_optimizer.rs`);
 //! - `version` grows with every change that a routing table shows.
 
 use evershard_proto::limits::TABLES_MAX;
@@ -15,7 +16,7 @@ use evershard_proto::v1::{
     self, GroupPlacement, MetaCommand, MetaOutcome, MetaSession, MetaState, MetaTable, ReplicaPlacement,
 };
 
-use super::{jobs, steps};
+use super::{jobs, set_optimizer, steps};
 use crate::model::TableSchema;
 
 /// The shard number that stands for the meta group in a placement.
@@ -34,6 +35,7 @@ pub fn apply(state: &mut MetaState, command: MetaCommand) -> MetaOutcome {
         Command::CreateTable(create) => apply_create_table(state, create),
         Command::ActivateTable(activate) => apply_activate_table(state, &activate),
         Command::RemoveTable(remove) => apply_remove_table(state, &remove),
+        Command::SetOptimizer(set) => set_optimizer::apply(state, set),
         Command::OpenSession(open) => apply_open_session(state, open),
         Command::ExpireSessions(expire) => {
             state.sessions.retain(|s| !expire.sessions.contains(&s.session));
@@ -101,15 +103,16 @@ fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOut
         if known_definition != definition {
             let differing = crate::model::differences(&known_definition, &definition);
             let name = &definition.name;
-            return conflict(format!("table {name:?} exists with another definition: {differing}"));
+            let changed = known.definition_version > 0 && known_definition.optimizer != definition.optimizer;
+            let how = if changed { " (its optimizer was changed by set_optimizer)" } else { "" };
+            return conflict(format!("table {name:?} exists with another definition: {differing}{how}"));
         }
         return MetaOutcome { table: Some(description(known)), ..MetaOutcome::default() };
     }
     if state.tables.len() >= TABLES_MAX {
         return refused(format!("the cluster has {TABLES_MAX} tables already"));
     }
-    let table =
-        MetaTable { number: state.next_table, definition: Some(definition), active: false, dropped: false };
+    let table = MetaTable { number: state.next_table, definition: Some(definition), ..MetaTable::default() };
     state.next_table += 1;
     state.version += 1;
     let described = description(&table);
@@ -126,7 +129,11 @@ pub fn find_table<'a>(state: &'a MetaState, name: &str) -> Option<&'a MetaTable>
 /// What clients see of a table.
 #[must_use]
 pub fn description(table: &MetaTable) -> v1::TableDescription {
-    v1::TableDescription { number: table.number, definition: table.definition.clone() }
+    v1::TableDescription {
+        number: table.number,
+        definition: table.definition.clone(),
+        definition_version: table.definition_version,
+    }
 }
 
 fn apply_activate_table(state: &mut MetaState, activate: &v1::ActivateTable) -> MetaOutcome {
@@ -140,7 +147,9 @@ fn apply_activate_table(state: &mut MetaState, activate: &v1::ActivateTable) -> 
     if activate.dropped {
         state.tables.remove(at);
     } else {
-        state.tables[at].active = true;
+        let table = &mut state.tables[at];
+        table.active = true;
+        table.told_version = table.told_version.max(activate.definition_version);
     }
     state.version += 1;
     MetaOutcome::default()
@@ -371,7 +380,7 @@ mod tests {
         let mut state = cluster(3, 2, 3);
         let create = Command::CreateTable(v1::CreateTable { definition: Some(definition("a", 4)) });
         let first = run(&mut state, create.clone()).table.expect("created").number;
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: false }));
+        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, ..Default::default() }));
         let remove = |number| Command::RemoveTable(v1::RemoveTable { name: "a".into(), number });
         assert_eq!(run(&mut state, remove(0)).table.expect("named").number, first);
         assert!(state.tables[0].active, "asking drops nothing");
@@ -382,9 +391,12 @@ mod tests {
         assert_eq!(run(&mut state, remove(first)).error, "");
         assert!(!find_table(&state, "a").expect("the second").dropped);
         // Whoever told the shards of its creation is late: that it is dropped is still to be told.
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: false }));
+        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, ..Default::default() }));
         assert!(state.tables.iter().any(|t| t.number == first && t.dropped));
-        run(&mut state, Command::ActivateTable(v1::ActivateTable { number: first, dropped: true }));
+        run(
+            &mut state,
+            Command::ActivateTable(v1::ActivateTable { number: first, dropped: true, definition_version: 0 }),
+        );
         assert!(state.tables.iter().all(|t| t.number == second));
         assert_eq!(run(&mut state, remove(first)).error, "", "gone is as good as dropped");
     }

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - a [`TableSchema`] exists only for a valid definition; nothing is repaired on the way;
-//! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent.
+//! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent; hyper-parameters may,
+//!   under a growing version.
 
 use evershard_proto::{limits, v1};
 use evershard_storage::table::RowShape;
@@ -26,6 +27,8 @@ pub enum NonFinite {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableSchema {
     number: u32,
+    /// How often the definition was changed.
+    version: u64,
     definition: v1::TableDefinition,
     optimizer: Option<Optimizer>,
     initializer: Initializer,
@@ -33,7 +36,7 @@ pub struct TableSchema {
 }
 
 impl TableSchema {
-    /// Checks a definition. `number` is the table's permanent number.
+    /// Checks a definition, of version 0. `number` is the table's permanent number.
     ///
     /// # Errors
     /// [`SchemaError`], naming the field.
@@ -56,7 +59,14 @@ impl TableSchema {
         let optimizer =
             definition.optimizer.as_ref().map(|optimizer| check.optimizer(optimizer)).transpose()?;
         let initializer = check.initializer(definition.initializer.as_ref(), definition.dim)?;
-        Ok(TableSchema { number, definition: definition.clone(), optimizer, initializer, non_finite })
+        Ok(TableSchema {
+            number,
+            version: 0,
+            definition: definition.clone(),
+            optimizer,
+            initializer,
+            non_finite,
+        })
     }
 
     /// Checks the description a schema entry carries.
@@ -66,13 +76,20 @@ impl TableSchema {
     pub fn from_description(description: &v1::TableDescription) -> Result<Self, SchemaError> {
         let definition =
             description.definition.as_ref().ok_or(SchemaError::Missing { number: description.number })?;
-        Self::new(description.number, definition)
+        let schema = Self::new(description.number, definition)?;
+        Ok(TableSchema { version: description.definition_version, ..schema })
     }
 
     /// The table's permanent number.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// How often the definition was changed since the table was created. A higher one is never replaced by a lower one.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// The table's name.
@@ -118,16 +135,35 @@ impl TableSchema {
         &self.definition
     }
 
-    /// Number and definition, as they travel.
+    /// Number, definition and its version, as they travel.
     #[must_use]
     pub fn description(&self) -> v1::TableDescription {
-        v1::TableDescription { number: self.number, definition: Some(self.definition.clone()) }
+        v1::TableDescription {
+            number: self.number,
+            definition: Some(self.definition.clone()),
+            definition_version: self.version,
+        }
     }
 
-    /// True when both define the same table, whatever their numbers: creating it again is then no conflict. An absent
-    /// initialiser is zeros, and zeros have no use for a seed.
+    /// True when both define the same table, whatever their numbers and versions: creating it again is then no conflict.
     #[must_use]
     pub fn same_definition(&self, other: &TableSchema) -> bool {
+        self.optimizer == other.optimizer && self.same_but_for_optimizer(other)
+    }
+
+    /// True when the rows of one are rows of the other, to the meaning of every float: the definitions differ in numbers of
+    /// the optimizer at most.
+    #[must_use]
+    pub fn differs_in_hyper_parameters_only(&self, other: &TableSchema) -> bool {
+        let same_state = match (&self.optimizer, &other.optimizer) {
+            (Some(own), Some(other)) => own.keeps_state_of(other),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        same_state && self.same_but_for_optimizer(other)
+    }
+
+    /// An absent initialiser is zeros, and zeros have no use for a seed.
+    fn same_but_for_optimizer(&self, other: &TableSchema) -> bool {
         let start = |schema: &TableSchema| match schema.initializer {
             Initializer { distribution: Distribution::Zeros, .. } => None,
             initializer => Some(initializer),
@@ -135,7 +171,6 @@ impl TableSchema {
         self.definition.name == other.definition.name
             && self.definition.kind == other.definition.kind
             && self.definition.dim == other.definition.dim
-            && self.optimizer == other.optimizer
             && self.non_finite == other.non_finite
             && start(self) == start(other)
     }
@@ -251,5 +286,37 @@ mod tests {
         ] {
             assert!(!base.same_definition(&schema(&other, 1)));
         }
+    }
+
+    #[test]
+    fn hyper_parameters_are_numbers_of_the_same_kind_of_optimizer() {
+        let schema = |definition: &v1::TableDefinition| TableSchema::new(1, definition).expect("valid");
+        let base = schema(&items());
+        let mut clipped = items();
+        clipped.optimizer.as_mut().expect("there").clip_norm = 1.0;
+        clipped.optimizer.as_mut().expect("there").schedule =
+            Some(v1::Schedule { warmup_steps: 3, decay: None });
+        let slower = v1::TableDefinition { optimizer: adagrad(0.01, 1e-8), ..items() };
+        for other in [items(), slower, clipped.clone()] {
+            assert!(base.differs_in_hyper_parameters_only(&schema(&other)));
+        }
+        let sgd = optimizer::Kind::Sgd(v1::Sgd { lr: 0.05 });
+        let sgd = Some(v1::Optimizer { kind: Some(sgd), ..Default::default() });
+        for other in [
+            v1::TableDefinition { optimizer: sgd, ..items() },
+            v1::TableDefinition { optimizer: None, ..items() },
+            v1::TableDefinition { dim: 17, ..clipped.clone() },
+            v1::TableDefinition { non_finite: 2, ..clipped },
+        ] {
+            assert!(!base.differs_in_hyper_parameters_only(&schema(&other)));
+        }
+    }
+
+    #[test]
+    fn a_description_carries_its_version() {
+        let description =
+            v1::TableDescription { number: 3, definition: Some(items()), definition_version: 7 };
+        let schema = TableSchema::from_description(&description).expect("valid");
+        assert_eq!((schema.version(), schema.description()), (7, description));
     }
 }

@@ -93,6 +93,18 @@ impl Optimizer {
         }
     }
 
+    /// Whether every float of a row's state means the same to both: they are of one kind, and differ in numbers only.
+    #[must_use]
+    pub fn keeps_state_of(&self, other: &Optimizer) -> bool {
+        match (self.rule, other.rule) {
+            // What it keeps depends on its numbers.
+            (Rule::RmsProp(own), Rule::RmsProp(other)) => {
+                own.centered == other.centered && (own.momentum == 0.0) == (other.momentum == 0.0)
+            }
+            (own, other) => std::mem::discriminant(&own) == std::mem::discriminant(&other),
+        }
+    }
+
     /// Writes the state of a row that has not been trained yet.
     pub fn initial_state(&self, state: &mut [f32]) {
         match self.rule {

@@ -7,8 +7,8 @@ use evershard_proto::v1::admin_service_server::AdminService;
 use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
     InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
-    RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, TableDescription,
-    TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
+    RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, SetOptimizerRequest,
+    TableDescription, TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -120,6 +120,13 @@ impl AdminService for AdminDoor {
             .definition
             .ok_or_else(|| RequestError::new(ErrorKind::Invalid, "create_table needs a definition"))?;
         Ok(Response::new(self.node.create_table(definition).await?))
+    }
+
+    async fn set_optimizer(
+        &self,
+        request: Request<SetOptimizerRequest>,
+    ) -> Result<Response<TableDescription>, Status> {
+        Ok(Response::new(self.node.set_optimizer(request.into_inner()).await?))
     }
 
     async fn drop_table(

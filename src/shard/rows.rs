@@ -282,6 +282,11 @@ impl Rows {
         self.schemas.store(Arc::clone(schemas));
     }
 
+    /// Other hyper-parameters for tables that stay as they are, rows and all.
+    pub(crate) fn set_schemas(&self, schemas: &Arc<Schemas>) {
+        self.schemas.store(Arc::clone(schemas));
+    }
+
     pub(crate) fn drop_table(&self, number: u32, schemas: &Arc<Schemas>) {
         let dropped = {
             let mut set = self.set.write();

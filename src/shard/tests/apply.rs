@@ -97,7 +97,7 @@ fn a_schedule_follows_the_clock_of_the_push() {
     let schedule = Some(v1::Schedule { warmup_steps: 4, decay: None });
     let optimizer = Some(v1::Optimizer { kind: Some(kind), schedule, ..Default::default() });
     let definition = v1::TableDefinition { name: "warm".into(), dim: 1, optimizer, ..Default::default() };
-    let table = v1::TableDescription { number: 2, definition: Some(definition) };
+    let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: 0 };
     let schema = ShardCommand::Schema { table, dropped: false }.encode();
     apply(replica.machine(), command(1, schema));
     let rates = [(0, None), (1, None), (3, None), (1000, None), (0, Some(3.0))];
@@ -243,12 +243,97 @@ fn a_dropped_number_never_comes_back() {
     let conflict = {
         let mut definition = super::script::definition(1);
         definition.dim = 9;
-        let table = evershard_proto::v1::TableDescription { number: 1, definition: Some(definition) };
+        let table = evershard_proto::v1::TableDescription {
+            number: 1,
+            definition: Some(definition),
+            definition_version: 0,
+        };
         ShardCommand::Schema { table, dropped: false }.encode()
     };
     let answer = apply(machine, command(8, conflict));
     assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Conflict { table: 1 }));
     assert_eq!(machine.status().tables.len(), 3);
+}
+
+/// The SGD table of the script with another learning rate, at a version.
+fn tuned(lr: f32, version: u64) -> bytes::Bytes {
+    let mut definition = super::script::definition(2);
+    let kind = v1::optimizer::Kind::Sgd(v1::Sgd { lr });
+    definition.optimizer = Some(v1::Optimizer { kind: Some(kind), ..Default::default() });
+    let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: version };
+    ShardCommand::Schema { table, dropped: false }.encode()
+}
+
+#[test]
+fn an_older_definition_never_replaces_a_newer_one() {
+    let replica = with_tables(KeyRange::ALL);
+    let machine = replica.machine();
+    apply(machine, command(5, one(1, 1, 2, Operation::Gradient, &[(7, &[1.0])])));
+    let mut weight = -1.0;
+    // Version by version: what is said of it, and the learning rate in force afterwards.
+    let done = CommandOutcome::Done;
+    let conflict = CommandOutcome::Conflict { table: 2 };
+    for (turn, (lr, version, expected, now)) in [
+        (2.0, 1, done, 2.0),
+        (2.0, 1, done, 2.0),
+        // Two shards must not differ because one saw version 2 late, or never.
+        (2.0, 3, done, 2.0),
+        (4.0, 2, done, 2.0),
+        (1.0, 0, done, 2.0),
+        (4.0, 3, conflict, 2.0),
+        (4.0, 4, done, 4.0),
+        (2.0, 3, done, 4.0),
+        (8.0, u64::MAX, done, 8.0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let index = 6 + 2 * turn as u64;
+        let answer = apply(machine, command(index, tuned(lr, version)));
+        assert_eq!(CommandOutcome::decode(&answer), Ok(expected), "lr {lr}, version {version}");
+        assert_eq!(pull(machine, 2, 7), (vec![weight], true), "no row is touched");
+        apply(machine, command(index + 1, one(1, 2 + turn as u64, 2, Operation::Gradient, &[(7, &[1.0])])));
+        weight -= now;
+        assert_eq!(pull(machine, 2, 7), (vec![weight], true), "lr {lr}, version {version}");
+    }
+}
+
+#[test]
+fn a_version_changes_numbers_of_the_optimizer_and_nothing_else() {
+    let replica = with_tables(KeyRange::ALL);
+    let machine = replica.machine();
+    let before = fingerprint(machine);
+    let changes: [fn(&mut v1::TableDefinition); 6] = [
+        |d| d.dim = 2,
+        |d| d.name = "other".into(),
+        |d| d.optimizer = None,
+        |d| d.optimizer = super::script::definition(3).optimizer,
+        |d| d.non_finite = 0,
+        |d| d.initializer = super::script::definition(1).initializer,
+    ];
+    for (index, change) in (5..).zip(changes) {
+        let mut definition = super::script::definition(2);
+        change(&mut definition);
+        let table = v1::TableDescription { number: 2, definition: Some(definition), definition_version: 9 };
+        let answer = apply(machine, command(index, ShardCommand::Schema { table, dropped: false }.encode()));
+        assert_eq!(
+            CommandOutcome::decode(&answer),
+            Ok(CommandOutcome::Conflict { table: 2 }),
+            "entry {index}"
+        );
+    }
+    assert_eq!(fingerprint(machine).digest, before.digest);
+    // The table may be told to a shard in any version first.
+    let mut definition = super::script::definition(2);
+    definition.name = "late".into();
+    let table = v1::TableDescription { number: 8, definition: Some(definition), definition_version: 3 };
+    let answer =
+        apply(machine, command(11, ShardCommand::Schema { table: table.clone(), dropped: false }.encode()));
+    assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
+    let created = v1::TableDescription { definition_version: 0, ..table };
+    let answer =
+        apply(machine, command(12, ShardCommand::Schema { table: created, dropped: false }.encode()));
+    assert_eq!(CommandOutcome::decode(&answer), Ok(CommandOutcome::Done));
 }
 
 #[test]

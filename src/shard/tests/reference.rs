@@ -26,6 +26,8 @@ pub(super) struct Row {
 pub(super) struct Reference {
     range: KeyRange,
     tables: BTreeMap<u32, v1::TableDefinition>,
+    /// Of the definitions.
+    versions: HashMap<u32, u64>,
     dropped: BTreeSet<u32>,
     rows: HashMap<(u32, u64), Row>,
     sessions: HashMap<u64, Vec<Option<Refusal>>>,
@@ -40,6 +42,7 @@ impl Reference {
         Reference {
             range,
             tables: BTreeMap::new(),
+            versions: HashMap::new(),
             dropped: BTreeSet::new(),
             rows: HashMap::new(),
             sessions: HashMap::new(),
@@ -62,8 +65,11 @@ impl Reference {
                 self.rows.retain(|(number, _), _| *number != table.number);
             }
             ShardCommand::Schema { table, dropped: false } => {
-                if !self.dropped.contains(&table.number) {
-                    self.tables.entry(table.number).or_insert(table.definition.expect("there"));
+                let (number, version) = (table.number, table.definition_version);
+                let is_newer = self.versions.get(&number).is_none_or(|known| version > *known);
+                if !self.dropped.contains(&number) && is_newer {
+                    self.versions.insert(number, version);
+                    self.tables.insert(number, table.definition.expect("there"));
                 }
             }
             ShardCommand::Scrub { .. } => {}

@@ -90,6 +90,10 @@ enum Step {
     },
     Create(u32),
     Drop(u32),
+    Tune {
+        table: u32,
+        version: u64,
+    },
     Expire {
         floor: u64,
         live: Vec<u64>,
@@ -165,6 +169,7 @@ fn step() -> impl Strategy<Value = Step> {
         15 => sum,
         2 => prop::sample::select(&TABLES[..]).prop_map(Step::Create),
         1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
+        2 => (prop::sample::select(&TABLES[..3]), 0u64..6).prop_map(|(table, version)| Step::Tune { table, version }),
         1 => (0u64..4, prop::collection::vec(1u64..5, 0..4)).prop_map(|(floor, live)| Step::Expire { floor, live }),
         1 => (1u64..100).prop_map(Step::Scrub),
         1 => Just(Step::Blank),
@@ -218,6 +223,7 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                 }
                 Step::Create(table) => command(index, schema(table, false)),
                 Step::Drop(table) => command(index, schema(table, true)),
+                Step::Tune { table, version } => command(index, tuned(table, version)),
                 Step::Expire { floor, live } => {
                     command(index, ShardCommand::Sessions { floor, live }.encode())
                 }
@@ -230,8 +236,27 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
     })
 }
 
+/// A table as of a version of its definition: another learning rate for each, as the meta group hands them out.
+fn tuned(table: u32, version: u64) -> Bytes {
+    use v1::optimizer::Kind;
+    let mut definition = definition(table);
+    if let Some(optimizer) = &mut definition.optimizer {
+        let lr = match &mut optimizer.kind {
+            Some(Kind::Adagrad(rule)) => &mut rule.lr,
+            Some(Kind::Sgd(rule)) => &mut rule.lr,
+            Some(Kind::Adam(rule)) => &mut rule.lr,
+            other => unreachable!("no script has {other:?}"),
+        };
+        *lr *= (version + 1) as f32;
+    }
+    let table =
+        v1::TableDescription { number: table, definition: Some(definition), definition_version: version };
+    ShardCommand::Schema { table, dropped: false }.encode()
+}
+
 pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
-    let table = v1::TableDescription { number: table, definition: Some(definition(table)) };
+    let table =
+        v1::TableDescription { number: table, definition: Some(definition(table)), definition_version: 0 };
     ShardCommand::Schema { table, dropped }.encode()
 }
 

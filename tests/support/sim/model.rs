@@ -41,6 +41,7 @@ pub fn schemas() -> [ShardCommand; 2] {
                 optimizer,
                 ..Default::default()
             }),
+            definition_version: 0,
         },
         dropped: false,
     };

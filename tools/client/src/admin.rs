@@ -8,7 +8,7 @@ use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::{
     CreateTableRequest, DropTableRequest, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
-    ScrubRequest, TableDefinition, TableDescription, TransferLeaderRequest,
+    ScrubRequest, SetOptimizerRequest, TableDefinition, TableDescription, TransferLeaderRequest,
 };
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -63,6 +63,19 @@ impl Admin {
         self.call("create a table", self.deadline(), |mut client| {
             let request = CreateTableRequest { definition: Some(definition.clone()) };
             async move { client.create_table(request).await }
+        })
+        .await
+    }
+
+    /// Gives a table other hyper-parameters; they are in force on every shard when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with CONFLICT for another kind of optimizer or another version than expected, INVALID, UNKNOWN_TABLE;
+    /// [`Error::Unavailable`]: it may be changed or not.
+    pub async fn set_optimizer(&self, request: SetOptimizerRequest) -> Result<TableDescription, Error> {
+        self.call("set an optimizer", self.deadline(), |mut client| {
+            let request = request.clone();
+            async move { client.set_optimizer(request).await }
         })
         .await
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use evershard_proto::limits::TABLE_NAME_BYTES_MAX;
-use evershard_proto::v1::{ErrorKind, Routing, TableDefinition, TableDescription, WorkerIdentity};
+use evershard_proto::v1::{ErrorKind, Optimizer, Routing, TableDefinition, TableDescription, WorkerIdentity};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -150,6 +150,14 @@ impl Client {
             Some(description) => Ok(self.handle(&description)),
             None => Err(Error::refused(ErrorKind::UnknownTable, format!("there is no table {name:?}"))),
         }
+    }
+
+    /// Gives a table other hyper-parameters: [`Table::set_optimizer`] of the table that has the name now.
+    ///
+    /// # Errors
+    /// As [`Table::set_optimizer`].
+    pub async fn set_optimizer(&self, name: &str, optimizer: Optimizer) -> Result<Table, Error> {
+        self.table(name).await?.set_optimizer(optimizer).await
     }
 
     /// Drops a table and its rows.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evershard_proto::push_body::{Encoding, Operation};
-use evershard_proto::v1::TableDefinition;
+use evershard_proto::v1::{Optimizer, SetOptimizerRequest, TableDefinition};
 
 use crate::Error;
 use crate::client::{Client, Inner};
@@ -55,10 +55,34 @@ impl Table {
         self.number
     }
 
-    /// How it was created.
+    /// How it was defined when this handle was made. See [`Table::set_optimizer`].
     #[must_use]
     pub fn definition(&self) -> &TableDefinition {
         &self.definition
+    }
+
+    /// Gives the table other hyper-parameters (learning rate, schedule, weight decay, clipping, ...): all of them as `optimizer`
+    /// says. When this returns they are in force on every shard, for every client's pushes that begin afterwards; a push under
+    /// way may be applied with the ones or the others on each shard. Optimizer state and weights stay as they are. Setting what is
+    /// set already is fine. When several callers race, one of the values is what every shard has in the end.
+    ///
+    /// Answers the table with its new definition; other handles keep the definition that they were made with, which pushes and
+    /// pulls have no use for.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: CONFLICT for another kind of optimizer, which would need other state; INVALID for numbers that make no
+    /// sense; UNKNOWN_TABLE. [`Error::Unavailable`]: it may be changed or not, on some shards already; the servers finish
+    /// what they began, and the call may be made again.
+    pub async fn set_optimizer(&self, optimizer: Optimizer) -> Result<Table, Error> {
+        let request = SetOptimizerRequest {
+            name: self.name().to_owned(),
+            number: self.number,
+            optimizer: Some(optimizer),
+            expected_version: None,
+        };
+        let description = self.inner.admin.set_optimizer(request).await?;
+        let definition = description.definition.map_or_else(|| self.definition.clone(), Arc::new);
+        Ok(Table { definition, ..self.clone() })
     }
 
     /// The client that this handle belongs to.

@@ -16,6 +16,7 @@ use crate::commands::{cluster, completions, job, node, scrub, shard, status, tab
   evershardctl --endpoints http://10.0.0.1:7400 status    of another cluster
   evershardctl shard list --output json | jq '.shards[].leader'
   evershardctl table get items 42                         one row
+  evershardctl table set-optimizer items --lr 0.01        another learning rate
   evershardctl scrub                                      are all replicas bit-identical?
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the cluster is unavailable."

@@ -28,6 +28,9 @@ pub(crate) enum CtlError {
     /// Something was started but did not come about in time.
     #[error("{what} within {seconds} s")]
     NotDone { what: String, seconds: u64 },
+    /// A hyper-parameter of another kind of optimizer.
+    #[error("table {table} has the optimizer {optimizer}: there is no {flag} to change")]
+    NotOfThisOptimizer { table: String, optimizer: String, flag: &'static str },
     /// The user did not say yes.
     #[error("not confirmed: {hint}")]
     NotConfirmed { hint: &'static str },
@@ -40,7 +43,9 @@ impl CtlError {
     /// 1 failed, 2 wrong usage, 3 unavailable.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            CtlError::Endpoint { .. } | CtlError::NotConfirmed { .. } => 2,
+            CtlError::Endpoint { .. }
+            | CtlError::NotOfThisOptimizer { .. }
+            | CtlError::NotConfirmed { .. } => 2,
             CtlError::Unavailable { .. } => 3,
             CtlError::NotInitialized { .. }
             | CtlError::Refused { .. }

@@ -38,7 +38,12 @@ impl AdminService for FakeNode {
         let node =
             |id, address: &str| pb::NodeDescription { id, address: address.into(), state: "up".into() };
         let replica = |node| pb::ReplicaDescription { replica: node + 10, node };
-        let definition = pb::TableDefinition { name: "items".into(), dim: 4, ..Default::default() };
+        let definition = pb::TableDefinition {
+            name: "items".into(),
+            dim: 4,
+            optimizer: Some(sgd(0.5)),
+            ..Default::default()
+        };
         Ok(Response::new(pb::Routing {
             recovery_epoch: 0,
             cluster_id: "c-1".into(),
@@ -52,7 +57,11 @@ impl AdminService for FakeNode {
                 replicas: vec![replica(1), replica(2)],
                 leader_node: 1,
             }],
-            tables: vec![pb::TableDescription { number: 3, definition: Some(definition) }],
+            tables: vec![pb::TableDescription {
+                number: 3,
+                definition: Some(definition),
+                definition_version: 5,
+            }],
             software_version: "0.1.0".into(),
             meta_leader_node: 1,
         }))
@@ -114,6 +123,20 @@ impl AdminService for FakeNode {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn set_optimizer(
+        &self,
+        asked: Request<pb::SetOptimizerRequest>,
+    ) -> Result<Response<pb::TableDescription>, Status> {
+        let pb::SetOptimizerRequest { name, number, optimizer, expected_version } = asked.into_inner();
+        assert_eq!((number, expected_version), (3, Some(5)));
+        let definition = pb::TableDefinition { name, dim: 4, optimizer, ..Default::default() };
+        Ok(Response::new(pb::TableDescription {
+            number,
+            definition: Some(definition),
+            definition_version: 6,
+        }))
+    }
+
     async fn drop_table(
         &self,
         _: Request<pb::DropTableRequest>,
@@ -150,6 +173,11 @@ impl AdminService for FakeNode {
         let group = pb::RecoveredGroup { group: 1, shard: 0, replica: 11, last_index: 9 };
         Ok(Response::new(pb::UnsafeRecoverReply { groups: vec![group] }))
     }
+}
+
+fn sgd(lr: f32) -> pb::Optimizer {
+    let kind = pb::optimizer::Kind::Sgd(pb::Sgd { lr });
+    pb::Optimizer { kind: Some(kind), weight_decay: 0.25, ..Default::default() }
 }
 
 /// A fake node on a port of its own, living as long as the test's runtime.
@@ -261,6 +289,26 @@ async fn an_unsafe_recovery_is_confirmed_and_names_what_is_lost() {
     let recovered = ctl(&node, &[&named[..], &["--yes", "--output", "json"]].concat()).await;
     assert_eq!(recovered.status.code(), Some(0), "{}", stderr(&recovered));
     assert_eq!(json(&recovered)["groups"][0]["replica"], 11);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_optimizer_is_changed_in_what_is_given() {
+    let node = fake(true, true).await;
+    let set = ["table", "set-optimizer", "items"];
+    let changed = ctl(&node, &[&set[..], &["--lr", "0.125", "--output", "json"]].concat()).await;
+    assert_eq!(changed.status.code(), Some(0), "{}", stderr(&changed));
+    let shown = json(&changed);
+    assert_eq!(shown["definition_version"], 6);
+    assert_eq!(shown["optimizer"], serde_json::json!({ "kind": "sgd", "lr": 0.125, "weight_decay": 0.25 }));
+    let nothing = ctl(&node, &set).await;
+    assert_eq!(nothing.status.code(), Some(2), "{}", stderr(&nothing));
+    let foreign = ctl(&node, &[&set[..], &["--beta1", "0.5"]].concat()).await;
+    assert_eq!(foreign.status.code(), Some(2));
+    assert!(
+        stderr(&foreign).contains("sgd lr=0.5") && stderr(&foreign).contains("no --beta1"),
+        "{}",
+        stderr(&foreign)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

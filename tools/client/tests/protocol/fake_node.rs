@@ -225,7 +225,7 @@ impl AdminService for Service {
         request: Request<CreateTableRequest>,
     ) -> Result<Response<TableDescription>, Status> {
         let definition = request.into_inner().definition;
-        Ok(Response::new(TableDescription { number: TABLE, definition }))
+        Ok(Response::new(TableDescription { number: TABLE, definition, definition_version: 0 }))
     }
 
     async fn open_session(
@@ -264,6 +264,13 @@ impl AdminService for Service {
             return Err(Status::unavailable("the reply of a drop is lost"));
         }
         Ok(Response::new(DropTableReply { number: if number == 0 { TABLE } else { number } }))
+    }
+
+    async fn set_optimizer(
+        &self,
+        _: Request<SetOptimizerRequest>,
+    ) -> Result<Response<TableDescription>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
     }
 
     async fn get_node_status(

@@ -2,6 +2,7 @@
 
 mod get;
 mod list;
+mod set_optimizer;
 mod show;
 
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ pub(crate) enum TableCommand {
     },
     /// Show one row, and whether it was ever pushed.
     Get(get::GetArgs),
+    SetOptimizer(set_optimizer::SetOptimizerArgs),
 }
 
 pub(crate) async fn run(global: &Global, command: &TableCommand) -> Result<ExitCode, CtlError> {
@@ -35,6 +37,7 @@ pub(crate) async fn run(global: &Global, command: &TableCommand) -> Result<ExitC
         TableCommand::List => list::run(global).await,
         TableCommand::Show { table } => show::run(global, table).await,
         TableCommand::Get(args) => get::run(global, args).await,
+        TableCommand::SetOptimizer(args) => set_optimizer::run(global, args).await,
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use evershard_proto::v1::{NonFinitePolicy, TableDefinition, initializer, optimizer, schedule};
+use evershard_proto::v1::{
+    NonFinitePolicy, TableDefinition, TableDescription, initializer, optimizer, schedule,
+};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, Output};
@@ -17,7 +19,7 @@ pub(crate) async fn run(global: &Global, name: &str) -> Result<ExitCode, CtlErro
     let view = ClusterView::gather(global, false).await?;
     // Dropped between the two looks: then there is nothing to count.
     let counted = view.tables.iter().find(|table| table.number == description.number);
-    let shown = describe(definition, description.number, counted);
+    let shown = describe(description, definition, counted);
     match global.output {
         Output::Json => output::json(&shown)?,
         Output::Table => {
@@ -29,7 +31,11 @@ pub(crate) async fn run(global: &Global, name: &str) -> Result<ExitCode, CtlErro
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableView>) -> Value {
+fn describe(
+    description: &TableDescription,
+    definition: &TableDefinition,
+    counted: Option<&TableView>,
+) -> Value {
     let non_finite = match definition.non_finite() {
         NonFinitePolicy::Reject => "reject",
         NonFinitePolicy::SkipRow => "skip_row",
@@ -37,7 +43,7 @@ fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableVie
     };
     json!({
         "name": definition.name,
-        "number": number,
+        "number": description.number,
         "kind": counted.map_or("sparse", |table| table.kind.as_str()),
         "dim": definition.dim,
         "rows": counted.map(|table| table.rows),
@@ -49,10 +55,12 @@ fn describe(definition: &TableDefinition, number: u32, counted: Option<&TableVie
         "optimizer": optimizer_of(definition),
         "initializer": initializer_of(definition),
         "non_finite": non_finite,
+        "definition_version": description.definition_version,
     })
 }
 
-fn optimizer_of(definition: &TableDefinition) -> Value {
+/// The optimizer's kind and numbers; null when the table has none.
+pub(super) fn optimizer_of(definition: &TableDefinition) -> Value {
     let Some(optimizer) = &definition.optimizer else { return Value::Null };
     let weight_decay = optimizer.weight_decay;
     let mut shown = match &optimizer.kind {
@@ -166,7 +174,7 @@ fn initializer_of(definition: &TableDefinition) -> Value {
 }
 
 /// `adagrad lr=0.05 eps=1e-10` instead of braces and quotes.
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
