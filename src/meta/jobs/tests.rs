@@ -82,7 +82,7 @@ fn nobody_is_further_ahead_than_the_staleness() {
 
 #[test]
 fn whose_rank_is_taken_is_fenced_and_so_are_its_sessions() {
-    let mut state = with_job(definition(1, 0, DeadWorkerPolicy::Continue));
+    let mut state = with_job(definition(1, 1, DeadWorkerPolicy::Continue));
     let old = joined(&mut state, 0, 1);
     assert_eq!(joined(&mut state, 0, 1), old, "a call that is made again is the same worker");
     let open = |worker, nonce: &'static [u8]| {
@@ -108,9 +108,10 @@ fn whose_rank_is_taken_is_fenced_and_so_are_its_sessions() {
 #[test]
 fn a_dead_worker_is_left_behind_waited_for_or_the_end() {
     for policy in [DeadWorkerPolicy::Continue, DeadWorkerPolicy::Wait, DeadWorkerPolicy::Abort] {
-        let mut state = with_job(definition(2, 0, policy));
+        let mut state = with_job(definition(2, 1, policy));
         let (dying, other) = (joined(&mut state, 0, 1), joined(&mut state, 1, 2));
         tick(&mut state, other, 1);
+        tick(&mut state, other, 2);
         assert_eq!(waiting(&state, 1), [0]);
         end(&mut state, dying, false);
         assert_eq!(kind(&tick(&mut state, dying, 1)), ErrorKind::Fenced, "{policy:?}");
@@ -133,9 +134,10 @@ fn a_dead_worker_is_left_behind_waited_for_or_the_end() {
 
 #[test]
 fn who_has_left_is_not_waited_for_and_who_never_came_is() {
-    let mut state = with_job(definition(3, 0, DeadWorkerPolicy::Continue));
+    let mut state = with_job(definition(3, 1, DeadWorkerPolicy::Continue));
     let (a, b) = (joined(&mut state, 0, 1), joined(&mut state, 1, 2));
     tick(&mut state, a, 1);
+    tick(&mut state, a, 2);
     assert_eq!(waiting(&state, 0), [1, 2], "rank 2 is still to come");
     end(&mut state, b, true);
     assert_eq!(waiting(&state, 0), [2]);
@@ -166,7 +168,7 @@ fn a_worker_that_is_added_begins_with_the_slowest() {
 
 #[test]
 fn clocks_go_one_by_one_and_never_back() {
-    let mut state = with_job(definition(1, 0, DeadWorkerPolicy::Continue));
+    let mut state = with_job(definition(1, 1, DeadWorkerPolicy::Continue));
     let worker = joined(&mut state, 0, 1);
     assert!(tick(&mut state, worker, 2).error.contains("it is at 0"));
     tick(&mut state, worker, 1);

@@ -1,3 +1,5 @@
+//! Steps in the meta group's state: who arrives, dies, is replaced or comes late, and whose gradients count then.
+
 use evershard_proto::v1::meta_command::Command;
 use evershard_proto::v1::{
     self, DeadWorkerPolicy, ErrorKind, MetaCommand, MetaJob, MetaState, WorkerIdentity,

@@ -106,6 +106,11 @@ impl Contribution {
         Ok(Begun { contribution: self.clone(), push, parts, receipt })
     }
 
+    /// True when nothing is kept.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kept.lock().parts.values().all(Vec::is_empty)
+    }
+
     /// Another step: the same content for it, or nothing yet.
     pub(crate) fn move_to(&self, step: u64, with_content: bool) {
         let mut kept = self.kept.lock();

@@ -261,13 +261,18 @@ impl Worker {
     /// Its part is done: nobody waits for it any more.
     ///
     /// # Errors
-    /// As [`Worker::tick`].
+    /// As [`Worker::tick`]; INVALID, when it has left, if it pushed to a step that it did not end: those gradients are in none.
     pub async fn leave(mut self) -> Result<(), Error> {
         self.settle().await?;
+        let is_left_out = self.contribution.as_ref().is_some_and(|contribution| !contribution.is_empty());
         let request = LeaveJobRequest { worker: Some(self.identity) };
         call(&self.client.inner, "leave a job", |mut client| async move { client.leave_job(request).await })
-            .await
-            .map(|_| ())
+            .await?;
+        if is_left_out {
+            let what = "the worker has left in the middle of a step: what it pushed since its last tick is not applied";
+            return Err(Error::refused(ErrorKind::Invalid, what));
+        }
+        Ok(())
     }
 
     /// Waits for what was begun, one after the other. What failed is told once, and the rest is waited for when this is called
