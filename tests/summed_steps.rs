@@ -150,7 +150,8 @@ async fn add(worker: &Worker, table: &Table, ids: &[u64], value: f32) {
 async fn a_step_is_applied_at_its_end_with_what_all_workers_contributed() {
     let cluster = Cluster::with_shards(2).await;
     for aggregation in [Aggregation::Sum, Aggregation::Mean] {
-        let (trainer, job, table) = connect(&cluster, JobOptions { aggregation, ..options(2) }).await;
+        let (trainer, job, table) =
+            connect(&cluster, JobOptions { aggregation: Some(aggregation), ..options(2) }).await;
         let id = aggregation as u64;
         let (mut first, mut second) = (job.worker(0).await.unwrap(), job.worker(1).await.unwrap());
         add(&first, &table, &[id], 3.0).await;
@@ -239,4 +240,37 @@ async fn a_replacement_contributes_instead_of_whoever_had_the_rank() {
     for (id, expected) in [(1, 11.0), (2, 11.0), (3, 1.0), (4, 1.0)] {
         assert_eq!(value(&table, id).await, expected, "row {id}");
     }
+}
+
+/// Calls that nobody waits for any more: a push that is made again counts once, and nothing is pushed to a step that is ending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_given_up_and_made_again_count_once() {
+    let cluster = Cluster::with_shards(2).await;
+    let (_trainer, job, table) = connect(&cluster, options(2)).await;
+    let (mut first, mut second) = (job.worker(0).await.unwrap(), job.worker(1).await.unwrap());
+    let ids: Vec<u64> = (0..2000).collect();
+    for _ in 0..20 {
+        // Given up at any point of its way.
+        let _ = timeout(Duration::from_micros(700), add(&first, &table, &ids, 100.0)).await;
+    }
+    let before = table.pull(&ids).await.unwrap();
+    assert!(before.iter().all(|value| *value == 0.0));
+    add(&first, &table, &[1, 2], 1.0).await;
+    assert!(
+        timeout(Duration::from_millis(400), first.tick(b"one")).await.is_err(),
+        "the other is still at it"
+    );
+    let refused = first.push(&table.table, &[1], &[-1000.0; DIM]).await.unwrap_err();
+    assert!(refused.to_string().contains("tick again"), "{refused}");
+    second.push_begin(&table.table, &[2], &[-10.0; DIM]).await.unwrap();
+    let (one, other) = tokio::join!(first.tick(b"another"), second.tick(b""));
+    one.unwrap();
+    other.unwrap();
+    assert_eq!(first.cursor(), b"one", "where the step ended");
+    let after = table.pull(&ids).await.unwrap();
+    let sums: std::collections::BTreeSet<u32> = after.iter().map(|value| *value as u32 % 100).collect();
+    assert_eq!((value(&table, 1).await % 100.0, value(&table, 2).await % 100.0), (1.0, 11.0));
+    assert!(sums.is_subset(&[0, 1, 11].into()), "{sums:?}");
+    // A push that was acknowledged just before its caller gave up is in it; one that was not is in no shard.
+    assert!(after.chunks(DIM).skip(3).all(|row| row[0] == after[3 * DIM]), "whole or not at all");
 }

@@ -223,6 +223,7 @@ fn meta_state_with_step() -> v1::MetaState {
     job.publications = 13;
     job.last_contributors = vec![0, 2];
     let aggregation = v1::Aggregation::Mean.into();
+    job.definition.get_or_insert_default().aggregation = aggregation;
     job.publication = Some(v1::StepPublication { job: 1, step: 11, number: 13, contributors, aggregation });
     job.workers[0].arrived = true;
     job.workers[0].arriving_cursor = bytes::Bytes::from_static(b"next");

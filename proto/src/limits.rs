@@ -4,6 +4,8 @@
 pub const PUSH_BODY_BYTES_MAX: usize = 256 * 1024;
 /// A row wider than a push message travels alone; this is the most one push message may then have.
 pub const PUSH_BODY_BYTES_HARD_MAX: usize = 2 * 1024 * 1024;
+/// Bytes of a part of a step: most are of the length of a push.
+pub const STEP_BODY_BYTES_HARD_MAX: usize = 7 * 1024 * 1024;
 /// Bytes of rows in one pull reply: the client cuts there.
 pub const PULL_REPLY_BYTES_MAX: usize = 1024 * 1024;
 /// Floats in a row.

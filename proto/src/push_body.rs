@@ -20,7 +20,9 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::limits::{DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, TABLES_MAX};
+use crate::limits::{
+    DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX,
+};
 
 /// First byte of every push body.
 pub const KIND_PUSH: u8 = 1;
@@ -211,7 +213,7 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_without_checksum(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        Self::parse_with(bytes, PUSH_TABLES_MAX)
+        Self::parse_with(bytes, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX)
     }
 
     /// The sums of a part of a step, inside a log entry that was checked already: as many tables as there may be.
@@ -219,16 +221,12 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_step(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        Self::parse_with(bytes, TABLES_MAX)
+        Self::parse_with(bytes, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX)
     }
 
-    fn parse_with(bytes: &'a [u8], sections_max: usize) -> Result<Self, PushBodyError> {
-        if bytes.len() > PUSH_BODY_BYTES_HARD_MAX {
-            return Err(PushBodyError::TooLarge {
-                what: "bytes",
-                actual: bytes.len(),
-                limit: PUSH_BODY_BYTES_HARD_MAX,
-            });
+    fn parse_with(bytes: &'a [u8], bytes_max: usize, sections_max: usize) -> Result<Self, PushBodyError> {
+        if bytes.len() > bytes_max {
+            return Err(PushBodyError::TooLarge { what: "bytes", actual: bytes.len(), limit: bytes_max });
         }
         if bytes.len() < HEADER_BYTES {
             return Err(PushBodyError::Malformed { at: bytes.len(), what: "shorter than its header" });

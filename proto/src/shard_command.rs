@@ -172,8 +172,8 @@ impl ShardCommand {
                 let (head, sums) = body.split_at(STEP_HEAD_BYTES);
                 let (part, of) = (le_u32(head, 16), le_u32(head, 20));
                 let (Some(job), Some(step)) = (word(0), word(8)) else { return Err(malformed("cut short")) };
-                if part >= of {
-                    return Err(malformed("a part beyond the last one"));
+                if part >= of || step == u64::MAX {
+                    return Err(malformed("a part or a step beyond the last one"));
                 }
                 Ok(ShardCommand::Step { job, step, part, of, body: Bytes::copy_from_slice(sums) })
             }

@@ -174,7 +174,7 @@ class Cluster:
         *,
         on_dead_worker: str = "continue",
         lease: float = 10.0,
-        aggregate: str = "sum",
+        aggregate: Optional[str] = None,
     ) -> Job:
         """A training run of several workers; made with its first worker, or found as defined.
 
@@ -186,8 +186,9 @@ class Cluster:
             on_dead_worker: when a worker's lease ends, the others ``"continue"`` without it, ``"wait"`` for a
                 replacement, or the job ends (``"abort"``).
             lease: seconds; a worker that was not heard of for this long is dead. Renewed in the background.
-            aggregate: with a staleness of 0, ``"sum"`` applies the sum of the workers' gradients, ``"mean"`` that sum over
-                their number, workers with an empty batch included.
+            aggregate: with a staleness of 0, ``"sum"`` (the default) applies the sum of the workers' gradients, ``"mean"`` that
+                sum over their number, workers with an empty batch included, ``"apart"`` each push when it comes, as with
+                other stalenesses.
 
         Raises:
             Conflict: by the first worker, when the job exists with another definition.

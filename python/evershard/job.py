@@ -41,7 +41,7 @@ class Job:
         staleness: Optional[int],
         on_dead_worker: str,
         lease: float,
-        aggregate: str = "sum",
+        aggregate: Optional[str] = None,
     ):
         #: The cluster it belongs to.
         self.cluster = cluster

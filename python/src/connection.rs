@@ -238,7 +238,7 @@ impl Connection {
         staleness: Option<u32>,
         dead_worker: &str,
         lease: f64,
-        aggregate: &str,
+        aggregate: Option<&str>,
     ) -> PyResult<WorkerHandle> {
         let lease = seconds("lease", lease)?;
         let options = worker::options(workers, staleness, dead_worker, lease, aggregate)?;

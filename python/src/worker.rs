@@ -21,7 +21,7 @@ pub(crate) fn options(
     staleness: Option<u32>,
     dead_worker: &str,
     lease: std::time::Duration,
-    aggregate: &str,
+    aggregate: Option<&str>,
 ) -> PyResult<JobOptions> {
     let dead_worker = match dead_worker {
         "continue" => DeadWorkerPolicy::Continue,
@@ -33,10 +33,13 @@ pub(crate) fn options(
         }
     };
     let aggregation = match aggregate {
-        "sum" => Aggregation::Sum,
-        "mean" => Aggregation::Mean,
-        other => {
-            return Err(InvalidArgument::new_err(format!("aggregate is 'sum' or 'mean', not {other:?}")));
+        None => None,
+        Some("sum") => Some(Aggregation::Sum),
+        Some("mean") => Some(Aggregation::Mean),
+        Some("apart") => Some(Aggregation::Apart),
+        Some(other) => {
+            let what = format!("aggregate is 'sum', 'mean', 'apart' or None, not {other:?}");
+            return Err(InvalidArgument::new_err(what));
         }
     };
     Ok(JobOptions { workers, staleness, dead_worker, lease, aggregation })

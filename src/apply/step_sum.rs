@@ -14,13 +14,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use evershard_proto::encoding::decode_row;
-use evershard_proto::limits::PUSH_BODY_BYTES_MAX;
+use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, STEP_BODY_BYTES_HARD_MAX};
 use evershard_proto::push_body::{
     Encoding, HEADER_BYTES, Operation, PushBody, PushBodyBuilder, PushBodyError, SECTION_BYTES, Section,
 };
 
 use super::finite;
 use crate::model::{KeyRange, NonFinite, TableSchema};
+
+/// Entries of a step, at the most.
+const PARTS_MAX: u32 = 1 << 20;
 
 /// Keys are mixed already: a key is its own hash.
 #[derive(Debug, Default)]
@@ -121,27 +124,41 @@ impl StepSum {
         }
     }
 
-    /// Into how many parts it is cut, so that an entry is not much longer than a push. At least one: also a step without rows is
-    /// applied.
+    /// Into how many parts it is cut, so that most entries are not longer than a push, and none is too long. At least one: also
+    /// a step without rows is applied.
     pub(crate) fn parts(&self) -> u32 {
-        let row_bytes = |table: &TableSum| table.keys.len() * (8 + table.dim * 4);
-        let bytes: usize = self.tables.values().map(row_bytes).sum();
+        let row_bytes = |table: &TableSum| 8 + table.dim * 4;
+        let bytes: usize = self.tables.values().map(|table| table.keys.len() * row_bytes(table)).sum();
         // Some are fuller than others.
-        let room = PUSH_BODY_BYTES_MAX / 4 * 3;
-        u32::try_from(bytes.div_ceil(room)).unwrap_or(u32::MAX).max(1)
+        let mut of = (bytes.div_ceil(PUSH_BODY_BYTES_MAX / 4 * 3) as u32).clamp(1, PARTS_MAX);
+        while of < PARTS_MAX {
+            let mut sizes = vec![0usize; of as usize];
+            for table in self.tables.values() {
+                for key in &table.keys {
+                    sizes[self.part_of(*key, of) as usize] += row_bytes(table);
+                }
+            }
+            // Far below what an entry may have: another set of contributors may be cut as this one.
+            if sizes.iter().all(|size| *size <= STEP_BODY_BYTES_HARD_MAX / 4) {
+                break;
+            }
+            of = (of * 2).min(PARTS_MAX);
+        }
+        of
     }
 
-    /// Lays out the parts from `first` on, of `of`; `step` is the clock that schedules go by.
-    pub(crate) fn cut(&self, of: u32, first: u32, step: u64) -> Vec<Bytes> {
-        let wanted = (of - first) as usize;
+    /// Lays out the parts from `first` to before `end`, of `of`; `step` is the clock that schedules go by.
+    pub(crate) fn cut(&self, of: u32, first: u32, end: u32, step: u64) -> Vec<Bytes> {
+        let wanted = (end.min(of) - first) as usize;
         let mut bodies: Vec<_> =
             (0..wanted).map(|_| PushBodyBuilder::new(HEADER_BYTES + SECTION_BYTES)).collect();
         let mut rows: Vec<Vec<u32>> = vec![Vec::new(); wanted];
         for (number, table) in &self.tables {
             rows.iter_mut().for_each(Vec::clear);
             for (place, key) in (0..).zip(&table.keys) {
-                if let Some(at) = self.part_of(*key, of).checked_sub(first) {
-                    rows[at as usize].push(place);
+                let at = self.part_of(*key, of).checked_sub(first);
+                if let Some(rows) = at.and_then(|at| rows.get_mut(at as usize)) {
+                    rows.push(place);
                 }
             }
             for (body, rows) in bodies.iter_mut().zip(&rows).filter(|(_, rows)| !rows.is_empty()) {
@@ -228,13 +245,29 @@ mod tests {
             vec![],
             vec![part(1, &[(7, [-1e8, 0.0]), (8, [1.0, -0.0])]), part(2, &[(7, [5.0, 5.0])])],
         ];
-        let all = rows(&sum(&contributions, None).cut(1, 0, 0));
+        let all = rows(&sum(&contributions, None).cut(1, 0, 1, 0));
         let expected = ((1e8f32 + 1.0) + -1e8).to_bits();
         assert_eq!(all[&(1, key_of(1, 7))], [expected, 0]);
         assert_eq!(all[&(1, key_of(1, 8))][1], (-0.0f32).to_bits(), "a value that stands alone is itself");
         assert_eq!(all.len(), 3);
-        let mean = rows(&sum(&contributions, Some(4)).cut(1, 0, 0));
+        let mean = rows(&sum(&contributions, Some(4)).cut(1, 0, 1, 0));
         assert_eq!(mean[&(2, key_of(2, 7))], [1.25f32.to_bits(); 2]);
+    }
+
+    #[test]
+    fn rows_that_fall_together_are_cut_until_they_fit() {
+        // Neighbours in the space of keys: 3 MiB of rows in a thousandth of the range.
+        let part = |from: u64| {
+            let mut builder = PushBodyBuilder::new(0);
+            let keys: Vec<u64> = (from..from + 100_000).map(|at| at << 37).collect();
+            builder.section(1, Operation::Gradient, Encoding::F32, DIM, None, &keys);
+            builder.finish(0, 1, 0)
+        };
+        let whole = sum(&[vec![part(0), part(100_000)]], None);
+        let of = whole.parts();
+        let bodies = whole.cut(of, 0, of, 9);
+        assert!(bodies.iter().all(|body| body.len() <= STEP_BODY_BYTES_HARD_MAX / 2), "{of} parts");
+        assert_eq!(rows(&bodies).len(), 200_000);
     }
 
     #[test]
@@ -243,16 +276,18 @@ mod tests {
         let whole = sum(&[vec![part(1, &many)], vec![part(2, &many[..10])]], None);
         let of = whole.parts();
         assert!((3..=6).contains(&of), "{of} parts of 640 kB");
-        let bodies = whole.cut(of, 0, 9);
+        let bodies = whole.cut(of, 0, of, 9);
         assert!(bodies.iter().all(|body| body.len() <= PUSH_BODY_BYTES_MAX));
         assert_eq!(rows(&bodies).len(), 40_010);
-        assert_eq!(whole.cut(of, 2, 9), bodies[2..]);
+        assert_eq!(whole.cut(of, 2, of, 9), bodies[2..]);
+        assert_eq!(whole.cut(of, 1, 2, 9), bodies[1..2]);
         // Another set of contributors: no key changes its part.
-        let fewer = sum(&[vec![part(1, &many[5..100])]], None).cut(of, 0, 9);
+        let fewer = sum(&[vec![part(1, &many[5..100])]], None).cut(of, 0, of, 9);
         for (one, other) in bodies.iter().zip(&fewer) {
             let (one, other) = (rows(std::slice::from_ref(one)), rows(std::slice::from_ref(other)));
             assert!(other.keys().all(|key| one.contains_key(key)));
         }
-        assert_eq!(sum(&[vec![], vec![]], None).cut(1, 0, 9).len(), 1, "an empty step is a step");
+        assert_eq!(sum(&[vec![], vec![]], None).parts(), 1);
+        assert_eq!(sum(&[vec![], vec![]], None).cut(1, 0, 1, 9).len(), 1, "an empty step is a step");
     }
 }

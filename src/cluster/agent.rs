@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::identity::ListedReplica;
 use super::node::Node;
 use super::replicas::ShardReplica;
+use super::steps::forget_steps;
 use crate::meta::state::{META_GROUP, gave_away};
 use crate::service::RequestError;
 use crate::telemetry::metric_definitions as metric;
@@ -60,6 +61,7 @@ pub async fn run_local(node: Arc<Node>, stop: CancellationToken) {
             node.flush_meta().await;
             node.count_replicas();
             node.count_snapshots();
+            forget_steps(&node.replicas);
             flush_at = Instant::now() + META_FLUSH_PAUSE;
         }
         node.readiness.set(node.not_ready());

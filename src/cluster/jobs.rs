@@ -23,7 +23,7 @@ use evershard_proto::v1::{
 use parking_lot::Mutex;
 
 use super::node::Node;
-use crate::meta::jobs;
+use crate::meta::{jobs, steps};
 use crate::service::RequestError;
 
 /// For what is recorded through the log.
@@ -186,8 +186,10 @@ impl Node {
             request.worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a tick needs a worker"))?;
         let is_new = {
             let state = self.meta_state();
-            let (_, known) = live(&state, &worker)?;
-            request.clock != known.clock || request.barriers != known.barriers
+            let (job, known) = live(&state, &worker)?;
+            let sums = job.definition.as_ref().is_some_and(steps::sums_steps);
+            let is_step = if sums { request.clock > known.clock } else { request.clock != known.clock };
+            is_step || request.barriers != known.barriers
         };
         self.worker_leases.renew(term, &worker);
         if is_new {

@@ -13,8 +13,22 @@ use evershard_proto::v1::{
 
 use super::jobs::{LOOK_EVERY, RECORD_WITHIN, WAIT_MAX, live};
 use super::node::Node;
+use super::replicas::Replicas;
 use crate::meta::jobs;
 use crate::service::RequestError;
+
+/// A job of which nothing was heard for so long has no worker that waits for a step.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// Lets go of what workers contributed to steps that nobody will ask this node for.
+pub fn forget_steps(replicas: &Replicas) {
+    for replica in replicas.shards() {
+        let leadership = replica.raft.leadership();
+        let led = leadership.is_self.then_some(leadership.term);
+        let is_over = |job, step| replica.machine.step_progress(job).is_some_and(|known| known.has(step));
+        replica.steps.sweep(led, is_over, IDLE);
+    }
+}
 
 fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
     worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a step needs a worker"))
@@ -52,13 +66,13 @@ impl Node {
         let is_new = {
             let state = self.meta_state();
             let (job, known) = live(&state, &worker)?;
-            // A late arrival may have a cursor to leave.
-            request.step != job.step || !known.arrived
+            // What is over is not arrived at.
+            request.step > job.step || (request.step == job.step && (!known.arrived || request.stuck))
         };
         self.worker_leases.renew(term, &worker);
-        let ArriveAtStepRequest { step, cursor, wait_ms, .. } = request;
+        let ArriveAtStepRequest { step, cursor, wait_ms, stuck, .. } = request;
         if is_new {
-            let arrive = Command::Arrive(RecordArrival { worker: Some(worker), step, cursor });
+            let arrive = Command::Arrive(RecordArrival { worker: Some(worker), step, cursor, stuck });
             self.propose_meta(arrive, Instant::now() + RECORD_WITHIN).await?;
         }
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);

@@ -8,11 +8,13 @@
 //! - what is kept is of one term, of one step a job, and of one incarnation a rank: the newest that was heard of;
 //! - a step is given away only when every contributor's every part is here, as their own lists of checksums say, and to one
 //!   proposer at a time;
-//! - bytes are bounded by the permits that parts hold.
+//! - bytes are bounded by the permits that parts hold, and what nobody will ask for any more is swept out;
+//! - whoever waits is woken by what may let a step go on, and by nothing that a waiting call does itself.
 //!
 //! Not here: sums (`apply::step_sum`), proposing (`service::step`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evershard_proto::limits::JOBS_MAX;
@@ -20,6 +22,9 @@ use evershard_proto::push_body::checksum_of;
 use evershard_proto::v1::{StepPublication, WorkerIdentity};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+
+/// A step that failed is not tried again before: whoever waits hears why.
+const AFTER_FAILURE: Duration = Duration::from_millis(500);
 
 /// A part, with what it takes of the node's bound.
 #[derive(Debug)]
@@ -49,6 +54,14 @@ pub enum StepRefusal {
         /// The newest epoch that was heard of.
         epoch: u64,
     },
+    /// The call is slower than an election.
+    #[error("a call of term {term}, and it is term {current}")]
+    OldTerm {
+        /// The call's.
+        term: u64,
+        /// The newest.
+        current: u64,
+    },
     /// The step is over.
     #[error("step {step} of job {job} is over, {current} is being summed")]
     Over {
@@ -67,6 +80,8 @@ struct Contribution {
     parts: BTreeMap<u32, StepPart>,
     /// Checksums of all there are, once told.
     whole: Option<Vec<u32>>,
+    /// All of `whole` was here when that was last looked at.
+    is_complete: bool,
 }
 
 impl Contribution {
@@ -91,14 +106,14 @@ struct Collected {
     step: u64,
     ranks: BTreeMap<u32, Contribution>,
     is_proposed: bool,
-    /// When it was last asked for, in calls.
-    touched: u64,
+    /// Why it was not applied, and when.
+    failed: Option<(Instant, String)>,
+    touched: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     term: u64,
-    calls: u64,
     jobs: HashMap<u64, Collected>,
 }
 
@@ -116,6 +131,22 @@ impl Default for StepBuffer {
 }
 
 impl StepBuffer {
+    /// Whether this very part is here.
+    ///
+    /// # Errors
+    /// [`StepRefusal`].
+    pub fn has(
+        &self,
+        term: u64,
+        worker: &WorkerIdentity,
+        step: u64,
+        (place, checksum): (u32, u32),
+    ) -> Result<bool, StepRefusal> {
+        let mut state = self.state.lock();
+        let parts = &state.contribution(term, worker, step)?.parts;
+        Ok(parts.get(&place).is_some_and(|part| checksum_of(&part.body) == checksum))
+    }
+
     /// Keeps a part of `worker` for `step`; one of the same place is replaced.
     ///
     /// # Errors
@@ -129,7 +160,9 @@ impl StepBuffer {
         part: StepPart,
     ) -> Result<(), StepRefusal> {
         let mut state = self.state.lock();
-        state.contribution(term, worker, step)?.parts.insert(place, part);
+        let contribution = state.contribution(term, worker, step)?;
+        contribution.is_complete = false;
+        contribution.parts.insert(place, part);
         Ok(())
     }
 
@@ -149,8 +182,10 @@ impl StepBuffer {
         let missing = contribution.missing(wanted);
         if contribution.whole.as_deref() != Some(wanted) {
             contribution.whole = Some(wanted.to_vec());
+            contribution.is_complete = false;
         }
-        if missing.is_empty() {
+        let was_complete = std::mem::replace(&mut contribution.is_complete, missing.is_empty());
+        if missing.is_empty() && !was_complete {
             // Of an earlier, longer list.
             contribution.parts.split_off(&(wanted.len() as u32));
             drop(state);
@@ -168,7 +203,8 @@ impl StepBuffer {
             return None;
         }
         let collected = state.jobs.get_mut(&publication.job)?;
-        if collected.step != publication.step || collected.is_proposed {
+        let has_just_failed = collected.failed.as_ref().is_some_and(|(at, _)| at.elapsed() < AFTER_FAILURE);
+        if collected.step != publication.step || collected.is_proposed || has_just_failed {
             return None;
         }
         let parts_of = |contributor: &evershard_proto::v1::StepContributor| {
@@ -183,16 +219,41 @@ impl StepBuffer {
         Some(all)
     }
 
-    /// A proposer has done with a step: it is `applied`, and what was kept for it goes; or it is not, and another may try.
-    pub fn finish(&self, term: u64, job: u64, step: u64, applied: bool) {
+    /// Why a step that was given away was not applied, if that was a moment ago.
+    #[must_use]
+    pub fn failure(&self, term: u64, job: u64, step: u64) -> Option<String> {
+        let state = self.state.lock();
+        let collected = state.jobs.get(&job).filter(|known| state.term == term && known.step == step)?;
+        let failed = collected.failed.as_ref().filter(|(at, _)| at.elapsed() < AFTER_FAILURE);
+        failed.map(|(_, why)| why.clone())
+    }
+
+    /// Lets go of what nobody will ask for: everything when this replica does not lead in its term (`led`), steps that are
+    /// `over`, and jobs of which nothing was heard for `idle`. Whoever is still there sends its parts again.
+    pub fn sweep(&self, led: Option<u64>, over: impl Fn(u64, u64) -> bool, idle: Duration) {
+        let mut state = self.state.lock();
+        if led != Some(state.term) {
+            state.jobs.clear();
+            return;
+        }
+        state.jobs.retain(|job, known| {
+            let is_idle = known.touched.is_none_or(|at| at.elapsed() > idle);
+            known.is_proposed || !(is_idle || over(*job, known.step))
+        });
+    }
+
+    /// A proposer has done with a step: it is applied, and what was kept for it goes; or it is not, and another may try, after a
+    /// while when that says why.
+    pub fn finish(&self, term: u64, job: u64, step: u64, outcome: Result<(), Option<String>>) {
         let mut state = self.state.lock();
         if state.term == term
             && let Some(collected) = state.jobs.get_mut(&job)
             && collected.step == step
         {
             collected.is_proposed = false;
-            if applied {
-                state.jobs.remove(&job);
+            match outcome {
+                Ok(()) => drop(state.jobs.remove(&job)),
+                Err(why) => collected.failed = why.map(|why| (Instant::now(), why)),
             }
         }
         drop(state);
@@ -217,12 +278,12 @@ impl State {
         worker: &WorkerIdentity,
         step: u64,
     ) -> Result<&mut Contribution, StepRefusal> {
-        if self.term != term {
-            // A call that is slower than an election brings nothing back.
-            *self = State { term, calls: self.calls, jobs: HashMap::new() };
+        if term < self.term {
+            return Err(StepRefusal::OldTerm { term, current: self.term });
         }
-        self.calls += 1;
-        let touched = self.calls;
+        if self.term != term {
+            *self = State { term, jobs: HashMap::new() };
+        }
         let job = worker.job;
         if !self.jobs.contains_key(&job)
             && self.jobs.len() >= JOBS_MAX
@@ -238,7 +299,7 @@ impl State {
         if collected.step < step {
             *collected = Collected { step, ..Collected::default() };
         }
-        collected.touched = touched;
+        collected.touched = Some(Instant::now());
         let contribution = collected.ranks.entry(worker.rank).or_default();
         if contribution.epoch > worker.epoch {
             let epoch = contribution.epoch;
@@ -302,9 +363,15 @@ mod tests {
         let taken = buffer.take(3, &both).expect("all is here");
         assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [2, 0], "what was withdrawn is not in it");
         assert!(buffer.take(3, &both).is_none(), "one proposer at a time");
-        buffer.finish(3, 1, 5, false);
+        buffer.finish(3, 1, 5, Err(None));
         assert!(buffer.take(3, &both).is_some(), "it failed: another may try");
-        buffer.finish(3, 1, 5, true);
+        buffer.finish(3, 1, 5, Err(Some("why".into())));
+        assert_eq!(buffer.failure(3, 1, 5), Some("why".into()));
+        assert!(buffer.take(3, &both).is_none(), "not at once");
+        std::thread::sleep(AFTER_FAILURE);
+        assert_eq!(buffer.failure(3, 1, 5), None);
+        assert!(buffer.take(3, &both).is_some());
+        buffer.finish(3, 1, 5, Ok(()));
         assert!(buffer.take(3, &both).is_none());
     }
 
@@ -327,5 +394,48 @@ mod tests {
         assert_eq!(buffer.missing(4, &worker(0, 9), 6, &[]), Ok(vec![]), "the next step");
         let over = buffer.put(4, &worker(0, 9), 5, 0, part(1)).unwrap_err();
         assert_eq!(over, StepRefusal::Over { job: 1, step: 5, current: 6 });
+    }
+
+    #[test]
+    fn waiting_calls_do_not_wake_one_another() {
+        let buffer = StepBuffer::default();
+        buffer.put(3, &worker(0, 7), 5, 0, part(1)).unwrap();
+        let mut changes = buffer.watch();
+        let wanted = [checksum(1)];
+        buffer.missing(3, &worker(0, 7), 5, &wanted).unwrap();
+        assert!(changes.has_changed().unwrap(), "all of it is here");
+        changes.mark_unchanged();
+        buffer.missing(3, &worker(0, 7), 5, &wanted).unwrap();
+        assert!(!changes.has_changed().unwrap(), "as before");
+        buffer.put(3, &worker(0, 7), 5, 0, part(1)).unwrap();
+        buffer.missing(3, &worker(0, 7), 5, &wanted).unwrap();
+        assert!(changes.has_changed().unwrap(), "it came again, and may be what somebody waits for");
+        assert_eq!(buffer.has(3, &worker(0, 7), 5, (0, checksum(1))), Ok(true));
+        assert_eq!(buffer.has(3, &worker(0, 7), 5, (0, checksum(2))), Ok(false));
+    }
+
+    #[test]
+    fn what_nobody_will_ask_for_gives_its_bytes_back() {
+        let budget = Arc::new(Semaphore::new(10));
+        let buffer = StepBuffer::default();
+        let long = Duration::from_secs(600);
+        let fill = |term| {
+            let held = Arc::clone(&budget).try_acquire_many_owned(4).unwrap();
+            let body = PushBodyBuilder::new(0).finish(0, 1, 5);
+            buffer.put(term, &worker(0, 7), 5, 0, StepPart::new(body, held)).unwrap();
+        };
+        fill(3);
+        buffer.sweep(Some(3), |_, _| false, long);
+        assert_eq!(budget.available_permits(), 6, "it is wanted");
+        buffer.sweep(None, |_, _| false, long);
+        assert_eq!(budget.available_permits(), 10, "another node leads");
+        fill(4);
+        buffer.sweep(Some(4), |job, step| (job, step) == (1, 5), long);
+        assert_eq!(budget.available_permits(), 10, "the step is over");
+        fill(4);
+        buffer.sweep(Some(4), |_, _| false, Duration::ZERO);
+        assert_eq!(budget.available_permits(), 10, "its job is no more");
+        let late = buffer.missing(3, &worker(0, 7), 5, &[]);
+        assert_eq!(late, Err(StepRefusal::OldTerm { term: 3, current: 4 }));
     }
 }

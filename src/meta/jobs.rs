@@ -58,8 +58,8 @@ pub fn check_definition(definition: &JobDefinition) -> Result<(), String> {
     if Aggregation::try_from(definition.aggregation).is_err() {
         return Err(format!("job {name:?}: aggregation {} is not known", definition.aggregation));
     }
-    if definition.aggregation() == Aggregation::Mean && !sums_steps(definition) {
-        return Err(format!("job {name:?}: the mean over the workers is of jobs with staleness 0"));
+    if sums_steps(definition) && (definition.asynchronous || definition.staleness != 0) {
+        return Err(format!("job {name:?}: steps are summed over the workers of jobs with staleness 0"));
     }
     if DeadWorkerPolicy::try_from(definition.dead_worker).is_err() {
         return Err(format!("job {name:?}: dead_worker {} is not known", definition.dead_worker));
@@ -190,8 +190,8 @@ pub(super) fn apply_create(state: &mut MetaState, create: v1::CreateJob) -> Meta
 fn in_words(definition: &JobDefinition) -> String {
     let mode = if definition.asynchronous {
         "no bound".to_owned()
-    } else if definition.aggregation() == Aggregation::Mean {
-        "staleness 0, means".to_owned()
+    } else if definition.aggregation() != Aggregation::Apart {
+        format!("staleness 0, {}", definition.aggregation().as_str_name().to_lowercase())
     } else {
         format!("staleness {}", definition.staleness)
     };
@@ -274,8 +274,14 @@ pub(super) fn apply_tick(state: &mut MetaState, tick: v1::RecordTick) -> MetaOut
     let Some(job) = state.jobs.iter_mut().find(|job| job.number == identity.job) else {
         return refused("the job is no more");
     };
-    if job_sums_steps(job) && tick.clock != job.workers[identity.rank as usize].clock {
-        return refused("the job sums its steps: they end with ArriveAtStep");
+    let mut tick = tick;
+    if job_sums_steps(job) {
+        let clock = job.workers[identity.rank as usize].clock;
+        if tick.clock > clock {
+            return refused("the job sums its steps: they end with ArriveAtStep");
+        }
+        // Who came too late for a step does not know yet that it is over.
+        tick.clock = clock;
     }
     let worker = &mut job.workers[identity.rank as usize];
     let follows = |known: u64, told: u64| told == known || Some(told) == known.checked_add(1);
@@ -314,7 +320,7 @@ pub(super) fn apply_end_worker(state: &mut MetaState, end: &v1::EndWorker) -> Me
     }
     job.workers[identity.rank as usize].arrived = false;
     // The others may have waited for it alone.
-    publish(job);
+    publish(job, false);
     end_sessions(state, &identity);
     MetaOutcome::default()
 }

@@ -7,25 +7,27 @@
 //!
 //! Invariants:
 //! - a step is published only when every worker that counts has arrived, and for those alone;
-//! - a publication stays until its step is over, but for one whose contributor died or was replaced: when all others have
-//!   arrived, another takes its place. What shards have applied of the earlier one stays;
+//! - a publication stays until its step is over, although a contributor dies: shards may have all of it. Only when a shard turns
+//!   out to lack parts, or none of the contributors is left, does another one take its place, of the same ranks or fewer: who
+//!   came later is not in shards that have applied the first one;
 //! - steps are over one after the other.
 //!
 //! Not here: leases and ranks (`jobs`), waiting (`cluster::steps`).
 
 use evershard_proto::limits::CURSOR_BYTES_MAX;
 use evershard_proto::v1::{
-    self, DeadWorkerPolicy, JobDefinition, MetaJob, MetaOutcome, MetaState, StepContributor, StepPublication,
-    WorkerState,
+    self, Aggregation, DeadWorkerPolicy, JobDefinition, MetaJob, MetaOutcome, MetaState, StepContributor,
+    StepPublication, WorkerState,
 };
 
 use super::jobs::{counts, live_worker, of_kind};
 use super::state::refused;
 
-/// Whether a job's gradients are summed over its workers before they are applied.
+/// Whether a job's gradients are summed over its workers before they are applied. Said by the definition, and not by its staleness:
+/// jobs of builds that summed nothing go on as they began.
 #[must_use]
 pub fn sums_steps(definition: &JobDefinition) -> bool {
-    !definition.asynchronous && definition.staleness == 0
+    definition.aggregation() != Aggregation::Apart
 }
 
 /// The same, of a job.
@@ -33,31 +35,42 @@ pub(super) fn job_sums_steps(job: &MetaJob) -> bool {
     job.definition.as_ref().is_some_and(sums_steps)
 }
 
-/// Publishes the job's step if everybody is there, and nothing that still holds is published.
-pub(super) fn publish(job: &mut MetaJob) {
+/// Publishes the job's step if everybody is there. With something published already: only if a contributor of it is gone, and
+/// either all of them are or the step is `stuck`.
+pub(super) fn publish(job: &mut MetaJob, stuck: bool) {
     let Some(definition) = job.definition.clone() else { return };
     if !sums_steps(&definition) || !job.aborted.is_empty() {
         return;
     }
     let policy: DeadWorkerPolicy = definition.dead_worker();
-    if job.workers.iter().any(|worker| counts(worker, policy) && !worker.arrived) {
+    let mut former: Vec<u32> = Vec::new();
+    if let Some(publication) = &job.publication {
+        let holds = |one: &StepContributor| {
+            let worker = job.workers.get(one.rank as usize);
+            worker.is_some_and(|worker| worker.epoch == one.epoch && worker.state() == WorkerState::Live)
+        };
+        let holding = publication.contributors.iter().filter(|one| holds(one)).count();
+        if holding == publication.contributors.len() || (holding > 0 && !stuck) {
+            return;
+        }
+        former = publication.contributors.iter().map(|one| one.rank).collect();
+        let may_come =
+            |rank: &u32| job.workers.get(*rank as usize).is_some_and(|worker| counts(worker, policy));
+        if !former.iter().any(may_come) {
+            // Nobody of them is left or waited for.
+            former.clear();
+        }
+    }
+    let is_eligible = |rank: u32| former.is_empty() || former.contains(&rank);
+    let ranks = || (0..).zip(&job.workers).filter(|(rank, _)| is_eligible(*rank));
+    if ranks().any(|(_, worker)| counts(worker, policy) && !worker.arrived) {
         return;
     }
-    let contributors: Vec<StepContributor> = (0..)
-        .zip(&job.workers)
+    let contributors: Vec<StepContributor> = ranks()
         .filter(|(_, worker)| worker.state() == WorkerState::Live && worker.arrived)
         .map(|(rank, worker)| StepContributor { rank, epoch: worker.epoch })
         .collect();
     if contributors.is_empty() {
-        return;
-    }
-    let holds = |publication: &StepPublication| {
-        publication.contributors.iter().all(|one| {
-            let worker = job.workers.get(one.rank as usize);
-            worker.is_some_and(|worker| worker.epoch == one.epoch && worker.state() == WorkerState::Live)
-        })
-    };
-    if job.publication.as_ref().is_some_and(holds) {
         return;
     }
     job.publications += 1;
@@ -91,18 +104,16 @@ pub(super) fn apply_arrive(state: &mut MetaState, arrive: v1::RecordArrival) -> 
         let (rank, step, at) = (identity.rank, arrive.step, job.step);
         return refused(format!("worker {rank} arrives at step {step}; its job is at {at}"));
     }
-    let is_counted = job.last_contributors.contains(&identity.rank);
-    let worker = &mut job.workers[identity.rank as usize];
     if arrive.step < job.step {
-        // Its gradients, or those of the incarnation before it, are in the step that is over.
-        if arrive.step + 1 == job.step && is_counted && !worker.arrived {
-            worker.cursor = arrive.cursor;
-        }
+        // A call whose answer was lost, or who came too late for it.
         return MetaOutcome::default();
     }
-    worker.arrived = true;
-    worker.arriving_cursor = arrive.cursor;
-    publish(job);
+    let worker = &mut job.workers[identity.rank as usize];
+    if !worker.arrived {
+        worker.arrived = true;
+        worker.arriving_cursor = arrive.cursor;
+    }
+    publish(job, arrive.stuck);
     MetaOutcome::default()
 }
 

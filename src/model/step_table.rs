@@ -5,9 +5,10 @@
 //!
 //! Invariants:
 //! - a part is applied once, and only after all parts before it;
-//! - a step begins when the one before it is whole;
-//! - what is kept is bounded: of more than [`JOBS_KEPT`] jobs, those that made no step for longest are forgotten. Which they are
-//!   follows from the log alone.
+//! - steps are applied in order, each at most once. One may be passed over: a shard that lost the end of its log to an unsafe
+//!   recovery goes on with the step that the meta group is at;
+//! - what is kept is bounded: of more than [`JOBS_KEPT`] jobs, those that made no step for longest are forgotten, unless in the
+//!   middle of one. Which they are follows from the log alone.
 
 use std::collections::BTreeMap;
 
@@ -70,8 +71,10 @@ impl StepTable {
         if known.has(step) {
             return StepAdmission::Before;
         }
-        let fits = known.of == 0 || known.of == of;
-        if step != known.steps || !fits {
+        if step > known.steps {
+            return if part == 0 { StepAdmission::Next } else { StepAdmission::OutOfOrder };
+        }
+        if known.of != 0 && known.of != of {
             return StepAdmission::OutOfOrder;
         }
         match part.cmp(&known.parts) {
@@ -91,10 +94,15 @@ impl StepTable {
         };
         self.jobs.insert(job, progress);
         if self.jobs.len() > JOBS_KEPT
-            && let Some(oldest) = self.jobs.iter().min_by_key(|(_, known)| known.index).map(|(job, _)| *job)
+            && let Some(oldest) = self.oldest()
         {
             self.jobs.remove(&oldest);
         }
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        let between_steps = self.jobs.iter().filter(|(_, known)| known.of == 0);
+        between_steps.min_by_key(|(_, known)| known.index).map(|(job, _)| *job)
     }
 
     /// Everything, ascending by job.
@@ -131,12 +139,15 @@ mod tests {
                 if part + 1 < of {
                     assert_eq!(table.admit(1, step, part + 1, of + 1), StepAdmission::OutOfOrder);
                     assert_eq!(table.admit(1, step, part + 2, of), StepAdmission::OutOfOrder);
-                    assert_eq!(table.admit(1, step + 1, 0, 1), StepAdmission::OutOfOrder);
+                    assert_eq!(table.admit(1, step + 1, 1, 2), StepAdmission::OutOfOrder);
                 }
             }
         }
         assert_eq!(table.admit(1, 5, 0, 9), StepAdmission::Before, "however it is cut");
-        assert_eq!(table.admit(1, 9, 0, 1), StepAdmission::OutOfOrder, "step 8 is next");
+        assert_eq!(table.admit(1, 9, 1, 2), StepAdmission::OutOfOrder);
+        assert_eq!(table.admit(1, 9, 0, 1), StepAdmission::Next, "this shard's step 8 was lost");
+        table.record(1, 9, 0, 1, 20);
+        assert_eq!(table.admit(1, 8, 0, 1), StepAdmission::Before, "and comes no more");
         assert_eq!(table.admit(2, 9, 0, 1), StepAdmission::Next, "another job");
     }
 

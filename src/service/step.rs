@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use evershard_proto::push_body::{Operation, PushBody};
+use evershard_proto::push_body::{Operation, PushBody, checksum_of};
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{
     Aggregation, ContributeReply, ContributeRequest, ErrorKind, StepPublication, StepReply, StepRequest,
@@ -26,6 +26,7 @@ use super::RequestError;
 use super::parameter::{ParameterDoor, kind_of};
 use crate::apply::StepSum;
 use crate::cluster::replicas::ShardReplica;
+use crate::cluster::steps::forget_steps;
 use crate::ingest::{StepPart, StepRefusal};
 use crate::model::CommandOutcome;
 use crate::telemetry::metric_definitions as metric;
@@ -38,6 +39,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const PROPOSE_WITHIN: Duration = Duration::from_secs(10);
 /// Before a full log is asked again.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Parts that are cut and under way together.
+const PARTS_AT_ONCE: u32 = 16;
 /// What the smallest part takes of the bound.
 const PART_BYTES_MIN: usize = 1024;
 
@@ -57,6 +60,7 @@ fn refused(group: u64, refusal: &StepRefusal) -> RequestError {
     let kind = match refusal {
         StepRefusal::Fenced { .. } => ErrorKind::Fenced,
         StepRefusal::Over { .. } => ErrorKind::Invalid,
+        StepRefusal::OldTerm { .. } => ErrorKind::Unavailable,
     };
     RequestError::new(kind, refusal.to_string()).in_group(group)
 }
@@ -92,8 +96,18 @@ impl ParameterDoor {
             // Nobody will ask for it.
             return Ok(ContributeReply {});
         }
+        let checksum = checksum_of(&request.body);
+        let has = replica.steps.has(term, &worker, step, (place, checksum));
+        if has.map_err(|refusal| refused(group, &refusal))? {
+            return Ok(ContributeReply {});
+        }
         let cost = u32::try_from(request.body.len().max(PART_BYTES_MIN)).unwrap_or(u32::MAX);
-        let Ok(held) = Arc::clone(&self.step_budget).try_acquire_many_owned(cost) else {
+        let acquire = || Arc::clone(&self.step_budget).try_acquire_many_owned(cost);
+        let held = acquire().or_else(|_| {
+            forget_steps(&self.replicas);
+            acquire()
+        });
+        let Ok(held) = held else {
             let what = "the node holds as much of steps that are not complete as it may (step_buffer_bytes)";
             return Err(RequestError::new(ErrorKind::Exhausted, what).in_group(group).retry_soon());
         };
@@ -110,9 +124,9 @@ impl ParameterDoor {
         let (group, worker) = (request.group, needed(request.worker)?);
         let until = Instant::now() + Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
         if let Some(publication) = &request.publication
-            && (publication.job, publication.step) != (worker.job, request.step)
+            && !is_of(publication, &worker, request.step)
         {
-            let what = "the publication is of another step";
+            let what = "the publication is not of this step and worker";
             return Err(RequestError::new(ErrorKind::Invalid, what).in_group(group));
         }
         loop {
@@ -130,6 +144,9 @@ impl ParameterDoor {
             }
             if let Some(publication) = &request.publication {
                 self.push_gate.check(group)?;
+                if let Some(why) = replica.steps.failure(term, worker.job, request.step) {
+                    return Err(RequestError::new(ErrorKind::Internal, why).in_group(group));
+                }
                 if let Some(contributions) = replica.steps.take(term, publication) {
                     let publication = publication.clone();
                     let door = self.clone();
@@ -154,11 +171,16 @@ impl ParameterDoor {
             () = self.stop.cancelled() => Err(RequestError::new(ErrorKind::Unavailable, "the node is shutting down")),
             proposed = self.propose_parts(taken) => proposed,
         };
-        if let Err(error) = &proposed {
+        let outcome = proposed.map_err(|error| {
             let group = replica.listed.group;
-            tracing::debug!(group, job, step, %error, "a step was not applied; its workers try again");
+            tracing::warn!(group, job, step, %error, "a step was not applied; its workers try again");
+            // What passes by itself is waited for.
+            (error.kind() == ErrorKind::Internal).then(|| error.to_string())
+        });
+        if outcome.is_err() {
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        replica.steps.finish(term, job, step, proposed.is_ok());
+        replica.steps.finish(term, job, step, outcome);
     }
 
     async fn propose_parts(&self, taken: Taken) -> Result<(), RequestError> {
@@ -171,53 +193,72 @@ impl ParameterDoor {
             .then(|| u32::try_from(publication.contributors.len()).unwrap_or(u32::MAX));
         let machine = Arc::clone(&replica.machine);
         let rows = Arc::clone(machine.rows());
-        let busy = |error: super::ReadPoolError| {
-            RequestError::new(ErrorKind::Exhausted, error.to_string()).in_group(group)
-        };
         let sum = self
             .read_pool
             .run(move || StepSum::of(&contributions, mean_over, &rows.schemas(), rows.scope().range))
             .await
-            .map_err(busy)?
+            .map_err(|error| busy(group, error))?
             .map_err(|error| internal(format!("a part of step {step} of job {job}: {error}")))?;
         let sum = Arc::new(sum);
         while Instant::now() < deadline {
-            let progress = machine.step_progress(job);
-            let known = progress.unwrap_or_default();
+            let known = machine.step_progress(job).unwrap_or_default();
             if known.has(step) {
                 return Ok(());
             }
-            if progress.is_some() && known.steps != step {
-                return Err(internal(format!(
-                    "job {job} is at step {} here, and step {step} is published",
-                    known.steps
-                )));
-            }
             // Parts that an earlier leader got through stay, and fix how the others are cut.
-            let (of, first) = if known.of > 0 { (known.of, known.parts) } else { (sum.parts(), 0) };
-            let cut = Arc::clone(&sum);
-            let bodies = self.read_pool.run(move || cut.cut(of, first, step)).await.map_err(busy)?;
-            let commands = bodies
-                .into_iter()
-                .zip(first..)
-                .map(|(body, part)| ShardCommand::Step { job, step, part, of, body }.encode());
-            let mut answers = Vec::new();
-            for command in commands {
-                answers.push(propose_one(&replica, &command, deadline).await?);
-            }
-            for answer in answers {
-                let answer = answer.await.map_err(|error| RequestError::from_propose(group, &error))?;
-                match CommandOutcome::decode(&answer) {
-                    Ok(CommandOutcome::Done) => {}
-                    // What was proposed before, and was still on its way, was cut otherwise.
-                    Ok(CommandOutcome::OutOfOrder) => {}
-                    Ok(other) => return Err(internal(format!("step {step} of job {job}: {other:?}"))),
-                    Err(error) => return Err(internal(error.to_string())),
-                }
+            let is_begun = known.steps == step && known.of > 0;
+            let (of, first) = if is_begun { (known.of, known.parts) } else { (sum.parts(), 0) };
+            for from in (first..of).step_by(PARTS_AT_ONCE as usize) {
+                self.propose_some(&replica, &sum, (job, step), (from, of), deadline).await?;
             }
         }
         Err(RequestError::new(ErrorKind::Unavailable, format!("step {step} of job {job} took too long")))
     }
+
+    /// Cuts some parts, from `from` on, and sees them applied.
+    async fn propose_some(
+        &self,
+        replica: &ShardReplica,
+        sum: &Arc<StepSum>,
+        (job, step): (u64, u64),
+        (from, of): (u32, u32),
+        deadline: Instant,
+    ) -> Result<(), RequestError> {
+        let group = replica.listed.group;
+        let internal = |what: String| RequestError::new(ErrorKind::Internal, what).in_group(group);
+        let cut = Arc::clone(sum);
+        let commands = move || {
+            let bodies = cut.cut(of, from, from + PARTS_AT_ONCE, step).into_iter().zip(from..);
+            let command = |(body, part)| ShardCommand::Step { job, step, part, of, body }.encode();
+            bodies.map(command).collect::<Vec<_>>()
+        };
+        let commands = self.read_pool.run(commands).await.map_err(|error| busy(group, error))?;
+        let mut answers = Vec::with_capacity(commands.len());
+        for command in commands {
+            answers.push(propose_one(replica, &command, deadline).await?);
+        }
+        for answer in answers {
+            let answer = answer.await.map_err(|error| RequestError::from_propose(group, &error))?;
+            match CommandOutcome::decode(&answer) {
+                // Out of order: what was proposed before, and was still on its way, was cut otherwise.
+                Ok(CommandOutcome::Done | CommandOutcome::OutOfOrder) => {}
+                Ok(other) => return Err(internal(format!("step {step} of job {job}: {other:?}"))),
+                Err(error) => return Err(internal(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn busy(group: u64, error: super::ReadPoolError) -> RequestError {
+    RequestError::new(ErrorKind::Exhausted, error.to_string()).in_group(group)
+}
+
+fn is_of(publication: &StepPublication, worker: &WorkerIdentity, step: u64) -> bool {
+    let contributors = &publication.contributors;
+    (publication.job, publication.step) == (worker.job, step)
+        && contributors.iter().any(|one| (one.rank, one.epoch) == (worker.rank, worker.epoch))
+        && contributors.windows(2).all(|pair| pair[0].rank < pair[1].rank)
 }
 
 /// Waits for room in the log, so that parts keep their order.

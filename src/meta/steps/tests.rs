@@ -18,6 +18,7 @@ fn state(workers: u32, policy: DeadWorkerPolicy) -> MetaState {
         workers,
         lease_ms: 10_000,
         dead_worker: policy.into(),
+        aggregation: v1::Aggregation::Sum.into(),
         ..Default::default()
     };
     let created = does(&mut state, Command::CreateJob(v1::CreateJob { definition: Some(definition) }));
@@ -37,8 +38,14 @@ fn arrive(
     step: u64,
     cursor: &'static str,
 ) -> v1::MetaOutcome {
-    let arrival = v1::RecordArrival { worker: Some(*worker), step, cursor: cursor.into() };
+    let arrival = v1::RecordArrival { worker: Some(*worker), step, cursor: cursor.into(), stuck: false };
     does(state, Command::Arrive(arrival))
+}
+
+/// Some shard lacks what others contribute.
+fn stuck(state: &mut MetaState, worker: &WorkerIdentity, step: u64) {
+    let arrival = v1::RecordArrival { worker: Some(*worker), step, cursor: "other".into(), stuck: true };
+    assert_eq!(does(state, Command::Arrive(arrival)).error, "");
 }
 
 fn done(state: &mut MetaState, step: u64) -> v1::MetaOutcome {
@@ -89,18 +96,22 @@ fn a_step_is_published_when_all_have_arrived_and_cursors_advance_when_it_is_over
 }
 
 #[test]
-fn the_dead_are_left_out_or_waited_for() {
+fn the_dead_are_left_out_or_waited_for_when_shards_lack_their_parts() {
     for policy in [DeadWorkerPolicy::Continue, DeadWorkerPolicy::Wait] {
         let mut state = state(2, policy);
         let (first, second) = (join(&mut state, 0, 1), join(&mut state, 1, 2));
         arrive(&mut state, &first, 0, "a1");
         arrive(&mut state, &second, 0, "b1");
+        stuck(&mut state, &first, 0);
+        assert_eq!(published(&state).map(|known| known.0), Some(1), "everybody is there: it will pass");
         // It dies after the step was published: the shards may have its gradients, or lose them.
         die(&mut state, &second);
+        assert_eq!(published(&state).map(|known| known.0), Some(1), "they may have applied it");
+        stuck(&mut state, &first, 0);
         if policy == DeadWorkerPolicy::Continue {
             assert_eq!(published(&state), Some((2, vec![(0, first.epoch)])));
             done(&mut state, 0);
-            assert_eq!(cursors(&state), [&b"a1"[..], b""]);
+            assert_eq!(cursors(&state), [&b"a1"[..], b""], "its first call said where it goes on");
             arrive(&mut state, &first, 1, "a2");
             assert_eq!(published(&state), Some((3, vec![(0, first.epoch)])));
             let third = join(&mut state, 1, 3);
@@ -114,12 +125,63 @@ fn the_dead_are_left_out_or_waited_for() {
             arrive(&mut state, &third, 2, "b1");
             assert_eq!(published(&state), Some((4, vec![(0, first.epoch), (1, third.epoch)])));
         } else {
-            assert_eq!(published(&state).map(|known| known.0), Some(1), "what is published stays");
+            assert_eq!(published(&state).map(|known| known.0), Some(1), "its replacement is still to come");
             let third = join(&mut state, 1, 3);
             arrive(&mut state, &third, 0, "b1");
+            assert_eq!(published(&state).map(|known| known.0), Some(1), "what is published stays");
+            stuck(&mut state, &first, 0);
             assert_eq!(published(&state), Some((2, vec![(0, first.epoch), (1, third.epoch)])));
         }
     }
+}
+
+#[test]
+fn a_contributor_that_dies_before_the_end_of_its_step_keeps_its_place_in_it() {
+    let mut state = state(2, DeadWorkerPolicy::Continue);
+    let (first, second) = (join(&mut state, 0, 1), join(&mut state, 1, 2));
+    arrive(&mut state, &first, 0, "a1");
+    arrive(&mut state, &second, 0, "b1");
+    die(&mut state, &second);
+    // Every shard has applied it, with both: its batch must not come again.
+    done(&mut state, 0);
+    assert_eq!(cursors(&state), [&b"a1"[..], b"b1"]);
+}
+
+#[test]
+fn another_publication_of_a_step_has_nobody_who_was_not_in_the_first() {
+    let mut state = state(2, DeadWorkerPolicy::Continue);
+    let (first, second) = (join(&mut state, 0, 1), join(&mut state, 1, 2));
+    arrive(&mut state, &first, 0, "a1");
+    arrive(&mut state, &second, 0, "b1");
+    let late = join(&mut state, 2, 3);
+    arrive(&mut state, &late, 0, "c1");
+    die(&mut state, &second);
+    stuck(&mut state, &first, 0);
+    assert_eq!(published(&state), Some((2, vec![(0, first.epoch)])), "a shard may have applied 0 and 1");
+    done(&mut state, 0);
+    assert_eq!(job(&state).last_contributors, [0], "rank 2 hears that it was not counted");
+    assert_eq!(cursors(&state)[2], b"");
+}
+
+#[test]
+fn a_step_whose_contributors_are_all_gone_goes_on_with_whoever_comes() {
+    for policy in [DeadWorkerPolicy::Continue, DeadWorkerPolicy::Wait] {
+        let mut state = state(1, policy);
+        let first = join(&mut state, 0, 1);
+        arrive(&mut state, &first, 0, "a1");
+        die(&mut state, &first);
+        let second = join(&mut state, 0, 2);
+        arrive(&mut state, &second, 0, "a1");
+        assert_eq!(published(&state), Some((2, vec![(0, second.epoch)])), "{policy:?}");
+    }
+    let mut state = state(1, DeadWorkerPolicy::Continue);
+    let first = join(&mut state, 0, 1);
+    arrive(&mut state, &first, 0, "a1");
+    let other = join(&mut state, 1, 2);
+    arrive(&mut state, &other, 0, "b1");
+    assert_eq!(published(&state).map(|known| known.0), Some(1));
+    die(&mut state, &first);
+    assert_eq!(published(&state), Some((2, vec![(1, other.epoch)])), "nobody of them is left to carry it");
 }
 
 #[test]
@@ -134,7 +196,8 @@ fn a_rank_that_is_taken_over_while_its_gradients_are_applied_counts_once() {
     done(&mut state, 0);
     assert_eq!(cursors(&state), [&b"a1"[..], b"b1"], "its batch is in the step");
     // It did the same batch again, and hears that it counted.
-    assert_eq!(arrive(&mut state, &third, 0, "b1").error, "");
+    assert_eq!(arrive(&mut state, &third, 0, "b1 again").error, "");
+    assert_eq!(cursors(&state)[1], b"b1");
     assert!(job(&state).last_contributors.contains(&1));
     assert_eq!((job(&state).step, published(&state)), (1, None));
 }
@@ -151,10 +214,18 @@ fn a_worker_that_leaves_is_not_waited_for() {
 #[test]
 fn ticks_of_such_a_job_are_barriers_alone() {
     let mut state = state(1, DeadWorkerPolicy::Continue);
-    let worker = Some(join(&mut state, 0, 1));
+    let joined = join(&mut state, 0, 1);
+    let worker = Some(joined);
     let mut tick = |clock, barriers| {
         does(&mut state, Command::Tick(v1::RecordTick { worker, clock, barriers, cursor: "x".into() }))
     };
     assert!(tick(1, 0).error.contains("ArriveAtStep"));
     assert_eq!(tick(0, 1).error, "");
+    arrive(&mut state, &joined, 0, "one");
+    done(&mut state, 0);
+    // It has not heard yet that its step is over.
+    let late = v1::RecordTick { worker, clock: 0, barriers: 2, cursor: "x".into() };
+    assert_eq!(does(&mut state, Command::Tick(late)).error, "");
+    assert_eq!((job(&state).workers[0].barriers, job(&state).workers[0].clock), (2, 1));
+    assert_eq!(cursors(&state), [b"one"]);
 }

@@ -130,7 +130,9 @@ impl Reference {
     fn step(&mut self, (job, step): (u64, u64), (part, of): (u32, u32), body: &[u8]) {
         let known = self.steps.get(&job).copied();
         let (steps, parts, cut) = known.unwrap_or((step, 0, 0));
-        if step != steps || part != parts || (cut != 0 && cut != of) {
+        let is_next = step == steps && part == parts && (cut == 0 || cut == of);
+        let goes_on = step > steps && part == 0;
+        if !is_next && !goes_on {
             return;
         }
         for section in PushBody::parse_step(body).expect("the test's own").sections() {
@@ -148,7 +150,7 @@ impl Reference {
                 self.section(&section, policy);
             }
         }
-        let next = if part + 1 == of { (steps + 1, 0, 0) } else { (steps, part + 1, of) };
+        let next = if part + 1 == of { (step + 1, 0, 0) } else { (step, part + 1, of) };
         self.steps.insert(job, next);
     }
 

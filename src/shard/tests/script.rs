@@ -212,8 +212,9 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                     // Mostly cut as it was begun.
                     let of = if cut != 0 && of != 3 { cut } else { of };
                     let part = (parts + part_ahead).saturating_sub(1).min(of - 1);
-                    if (step, part) == (steps, parts) && (cut == 0 || cut == of) {
-                        let next = if part + 1 == of { (steps + 1, 0, 0) } else { (steps, part + 1, of) };
+                    let is_next = (step, part) == (steps, parts) && (cut == 0 || cut == of);
+                    if is_next || (step > steps && part == 0) {
+                        let next = if part + 1 == of { (step + 1, 0, 0) } else { (step, part + 1, of) };
                         jobs.insert(job, next);
                     }
                     sections.sort_by_key(|section| section.table);

@@ -68,12 +68,22 @@ pub(crate) struct Contribution {
 }
 
 /// A push whose parts are kept, and not yet taken in by the shards.
+/// Dropped before every shard has it, it is withdrawn: whoever stopped waiting may push the same again.
 #[derive(Debug)]
 pub(crate) struct Begun {
     contribution: Contribution,
     push: u64,
     parts: Vec<(u64, Bytes)>,
     receipt: PushReceipt,
+    is_settled: bool,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            self.contribution.withdraw(self.push);
+        }
+    }
 }
 
 impl Contribution {
@@ -103,7 +113,7 @@ impl Contribution {
             of_group.push(Part { push, body: body.clone() });
             parts.push((group, body));
         }
-        Ok(Begun { contribution: self.clone(), push, parts, receipt })
+        Ok(Begun { contribution: self.clone(), push, parts, receipt, is_settled: false })
     }
 
     /// True when nothing is kept.
@@ -218,22 +228,16 @@ impl Begun {
     ///
     /// # Errors
     /// What a shard refused, or [`Error::Unavailable`]: the push is not part of the step, on no shard.
-    pub(crate) async fn wait(self, inner: Arc<Inner>) -> Result<PushReceipt, Error> {
+    pub(crate) async fn wait(mut self, inner: Arc<Inner>) -> Result<PushReceipt, Error> {
         let deadline = Client::deadline(&inner);
         let sent = self
             .parts
             .iter()
             .map(|(group, body)| self.contribution.send(&inner, *group, body.clone(), deadline));
-        match try_join_all(sent).await {
-            Ok(_) => {
-                inner.stats.acked(self.receipt.rows as u64);
-                Ok(self.receipt)
-            }
-            Err(error) => {
-                self.contribution.withdraw(self.push);
-                Err(error)
-            }
-        }
+        try_join_all(sent).await?;
+        self.is_settled = true;
+        inner.stats.acked(self.receipt.rows as u64);
+        Ok(self.receipt)
     }
 }
 

@@ -32,8 +32,8 @@ pub struct JobOptions {
     pub dead_worker: DeadWorkerPolicy,
     /// A worker that was not heard of for this long is dead.
     pub lease: Duration,
-    /// What is applied of a step's gradients; with a staleness of `Some(0)`.
-    pub aggregation: Aggregation,
+    /// What becomes of a step's gradients. By default they are summed with a staleness of `Some(0)`, and applied apart otherwise.
+    pub aggregation: Option<Aggregation>,
 }
 
 impl Default for JobOptions {
@@ -43,7 +43,7 @@ impl Default for JobOptions {
             staleness: Some(0),
             dead_worker: DeadWorkerPolicy::Continue,
             lease: Duration::from_secs(10),
-            aggregation: Aggregation::Sum,
+            aggregation: None,
         }
     }
 }
@@ -63,6 +63,7 @@ impl Client {
     pub async fn job(&self, name: &str, options: JobOptions) -> Result<Job, Error> {
         let lease_ms = u32::try_from(options.lease.as_millis())
             .map_err(|_| Error::invalid(format!("a lease of {:?} is too long", options.lease)))?;
+        let by_default = if options.staleness == Some(0) { Aggregation::Sum } else { Aggregation::Apart };
         let definition = JobDefinition {
             name: name.into(),
             workers: options.workers,
@@ -70,7 +71,7 @@ impl Client {
             asynchronous: options.staleness.is_none(),
             dead_worker: options.dead_worker as i32,
             lease_ms,
-            aggregation: options.aggregation as i32,
+            aggregation: options.aggregation.unwrap_or(by_default) as i32,
         };
         call(&self.inner, "create a job", |mut client| {
             let request = CreateJobRequest { definition: Some(definition.clone()) };

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evershard_proto::v1::{
-    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, JoinJobReply, LeaveJobRequest,
-    RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
+    Aggregation, ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, JoinJobReply,
+    LeaveJobRequest, RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
 };
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -44,6 +44,8 @@ pub struct Worker {
     cursor: Bytes,
     /// What is pushed, in a job that sums its steps.
     contribution: Option<Contribution>,
+    /// The cursor of a summed step whose end was begun: what is pushed then would be in no step.
+    ending: Option<Bytes>,
     /// Pushes of the step, begun and not yet acknowledged.
     begun: VecDeque<JoinHandle<Result<PushReceipt, Error>>>,
     fenced: Arc<Mutex<Option<Refusal>>>,
@@ -57,7 +59,7 @@ impl Worker {
         let identity = joined.worker.ok_or_else(internal)?;
         let definition = joined.definition.unwrap_or_default();
         let lease_ms = definition.lease_ms;
-        let sums = !definition.asynchronous && definition.staleness == 0;
+        let sums = definition.aggregation() != Aggregation::Apart;
         let client = client.for_worker(identity);
         let fenced = Arc::new(Mutex::new(None));
         let stop = client.inner.stop.child_token();
@@ -71,6 +73,7 @@ impl Worker {
             barriers: joined.barriers,
             cursor: joined.cursor,
             contribution: sums.then(|| Contribution::new(identity, joined.clock)),
+            ending: None,
             begun: VecDeque::new(),
             fenced,
             _renewing: stop.drop_guard(),
@@ -132,6 +135,7 @@ impl Worker {
     pub async fn push(&self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<PushReceipt, Error> {
         self.check()?;
         if let Some(contribution) = &self.contribution {
+            self.check_open()?;
             let table = self.table(table);
             let pushed = async {
                 let begun =
@@ -157,6 +161,7 @@ impl Worker {
     pub async fn push_begin(&mut self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<(), Error> {
         self.check()?;
         if let Some(contribution) = &self.contribution {
+            self.check_open()?;
             let table = self.table(table);
             let content = table.gradients(ids, gradients);
             let begun = contribution.begin(&self.client.inner, content, self.options()).await?;
@@ -169,6 +174,17 @@ impl Worker {
         Ok(())
     }
 
+    /// # Errors
+    /// INVALID when the end of a summed step was begun and not heard of.
+    fn check_open(&self) -> Result<(), Error> {
+        match self.ending {
+            None => Ok(()),
+            Some(_) => Err(Error::invalid(
+                "the step is ending, and its end was not heard of: tick again before you push",
+            )),
+        }
+    }
+
     fn options(&self) -> PushOptions {
         PushOptions { clock: self.clock, ..PushOptions::default() }
     }
@@ -177,8 +193,9 @@ impl Worker {
     /// however long the others take.
     ///
     /// # Errors
-    /// What became of a push that was begun: the step has not ended then, and the next call waits for the others; FENCED, JOB_ABORTED; [`Error::Unavailable`]: the
-    /// step may have ended, and the same call may be made again.
+    /// What became of a push that was begun: the step has not ended then, and the next call waits for the others; FENCED,
+    /// JOB_ABORTED; [`Error::Unavailable`]: the step may have ended, and the same call may be made again. In a job that sums its
+    /// steps it must be, before anything is pushed.
     pub async fn tick(&mut self, cursor: &[u8]) -> Result<(), Error> {
         self.settle().await?;
         let cursor = Bytes::copy_from_slice(cursor);
@@ -195,19 +212,24 @@ impl Worker {
     /// is applied to the meta group. Each may be done again.
     async fn end_summed_step(&mut self, contribution: &Contribution, cursor: Bytes) -> Result<(), Error> {
         let inner = self.client.inner.clone();
+        let (mut is_delivered, mut is_stuck) = (false, false);
         loop {
             self.check()?;
-            if let Err(error) = contribution.deliver(&inner).await {
+            if !is_delivered && let Err(error) = contribution.deliver(&inner).await {
                 return Err(self.judge(error).await);
             }
-            let ArriveAtStepReply { publication, over, counted, step, waits_for } =
-                self.arrive(&cursor).await?;
+            // From here on the shards may apply it, whoever hears of it.
+            let cursor = self.ending.get_or_insert_with(|| cursor.clone()).clone();
+            let arrived = self.arrive(&cursor, is_stuck).await?;
+            let ArriveAtStepReply { publication, over, counted, step, waits_for } = arrived;
+            (is_delivered, is_stuck) = (false, false);
             if over {
                 // Too late for a step that the others ended without it: its gradients go with the next one.
                 contribution.move_to(step, !counted);
                 self.clock = step;
                 if counted {
                     self.cursor = cursor;
+                    self.ending = None;
                     return Ok(());
                 }
                 continue;
@@ -217,20 +239,24 @@ impl Worker {
                 continue;
             };
             match contribution.apply(&inner, &publication).await {
-                Ok(true) => self.complete(step).await?,
-                // Some leader lacks what others contribute: they will see it, or another set is published.
-                Ok(false) => {}
+                Ok(true) => {
+                    self.complete(step).await?;
+                    is_delivered = true;
+                }
+                // Some leader lacks what others contribute: they will see it, or are gone.
+                Ok(false) => is_stuck = true,
                 Err(error) => return Err(self.judge(error).await),
             }
         }
     }
 
-    async fn arrive(&self, cursor: &Bytes) -> Result<ArriveAtStepReply, Error> {
+    async fn arrive(&self, cursor: &Bytes, stuck: bool) -> Result<ArriveAtStepReply, Error> {
         let request = ArriveAtStepRequest {
             worker: Some(self.identity),
             step: self.clock,
             cursor: cursor.clone(),
             wait_ms: WAIT_MS,
+            stuck,
         };
         let told = call(&self.client.inner, "arrive at a step's end", |mut client| {
             let request = request.clone();

@@ -10,7 +10,7 @@ pub(crate) struct JobView {
     pub(crate) number: u64,
     /// How far the fastest may be ahead of the slowest; null: nobody waits.
     pub(crate) staleness: Option<u32>,
-    /// With a staleness of 0: "sum" or "mean" of the workers' gradients.
+    /// "sum" or "mean" of the workers' gradients is applied at the end of a step; null: each when it comes.
     pub(crate) aggregation: Option<&'static str>,
     /// "continue", "wait" or "abort".
     pub(crate) dead_worker: &'static str,
@@ -47,12 +47,13 @@ impl JobView {
         JobView {
             number: job.number,
             staleness: (!definition.asynchronous).then_some(definition.staleness),
-            aggregation: (!definition.asynchronous && definition.staleness == 0).then(|| {
+            aggregation: {
                 match definition.aggregation() {
-                    Aggregation::Sum => "sum",
-                    Aggregation::Mean => "mean",
+                    Aggregation::Apart => None,
+                    Aggregation::Sum => Some("sum"),
+                    Aggregation::Mean => Some("mean"),
                 }
-            }),
+            },
             dead_worker: match definition.dead_worker() {
                 DeadWorkerPolicy::Continue => "continue",
                 DeadWorkerPolicy::Wait => "wait",
@@ -71,7 +72,7 @@ impl JobView {
     pub(crate) fn mode(&self) -> String {
         match self.staleness {
             None => "asynchronous".to_owned(),
-            Some(0) => format!("synchronous, {}", self.aggregation.unwrap_or_default()),
+            Some(0) => format!("synchronous, {}", self.aggregation.unwrap_or("apart")),
             Some(staleness) => format!("staleness {staleness}"),
         }
     }
