@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use evershard::{Aggregation, DeadWorkerPolicy, ErrorKind, Job, JobOptions, Worker, definition};
+use evershard::{
+    Aggregation, ClientOptions, DeadWorkerPolicy, ErrorKind, Job, JobOptions, Worker, definition,
+};
 use support::trainer::{Table, Trainer};
-use support::{Cluster, PATIENCE, setting};
+use support::{Cluster, Options, PATIENCE, setting};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -276,4 +278,34 @@ async fn calls_that_are_given_up_and_made_again_count_once() {
         let more = [0.0, 1.0, 11.0][usize::try_from(*id.min(&3)).unwrap() % 3];
         assert_eq!(row[0], acknowledged + more, "row {id}: what was acknowledged, and nothing else");
     }
+}
+
+/// What leaders keep for steps is bounded: a push beyond that is in no step, and takes no room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_beyond_the_bound_is_in_no_step_and_takes_no_room() {
+    const WIDE: usize = 256;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("node.toml");
+    std::fs::write(&config, "step_buffer_bytes = 16777216\n").unwrap();
+    let options_of_nodes = Options { shards: 1, ..Options::default() }.arg("--config", config.display());
+    let cluster = Cluster::start(options_of_nodes).await;
+    let impatient = ClientOptions { deadline: Duration::from_secs(4), ..ClientOptions::default() };
+    let trainer = Trainer::with(&cluster.endpoints(), impatient).await;
+    let table = trainer.integers("wide", WIDE).await;
+    let mut worker = trainer.client.job("ml", options(1)).await.unwrap().worker(0).await.unwrap();
+    // A little more than 1 KiB a row.
+    let ids: Vec<u64> = (0..20_000).collect();
+    let gradients = vec![-1.0; ids.len() * WIDE];
+    for _ in 0..2 {
+        let refused = worker.push(&table.table, &ids, &gradients).await.unwrap_err();
+        assert!(refused.to_string().contains("step_buffer_bytes"), "{refused}");
+    }
+    let fits = 14_000;
+    worker.push(&table.table, &ids[..fits], &gradients[..fits * WIDE]).await.unwrap();
+    let too_long = worker.tick(&vec![0; 17 << 10]).await.unwrap_err();
+    assert!(too_long.to_string().contains("16384"), "{too_long}");
+    worker.tick(b"one").await.unwrap();
+    let seen = [0, 13_999, 14_000, 19_999].map(|id| ids[id]);
+    let rows = table.pull(&seen).await.unwrap();
+    assert_eq!([0, 1, 2, 3].map(|row| rows[row * WIDE]), [1.0, 1.0, 0.0, 0.0]);
 }

@@ -182,8 +182,7 @@ impl Node {
     /// NOT_LEADER elsewhere; FENCED, JOB_ABORTED, UNKNOWN_JOB, INVALID; UNAVAILABLE.
     pub async fn tick_here(self: &Arc<Self>, request: TickRequest) -> Result<TickReply, RequestError> {
         let term = self.leading_meta()?;
-        let worker =
-            request.worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a tick needs a worker"))?;
+        let worker = RequestError::need_worker(request.worker)?;
         let is_new = {
             let state = self.meta_state();
             let (job, known) = live(&state, &worker)?;
@@ -206,25 +205,37 @@ impl Node {
         worker: &WorkerIdentity,
         until: Instant,
     ) -> Result<TickReply, RequestError> {
+        self.watch_job(worker, until, |job| {
+            let waits_for = jobs::waits_for(job, worker.rank);
+            let slowest = jobs::slowest(job).unwrap_or(0);
+            (waits_for.is_empty(), TickReply { may_go_on: waits_for.is_empty(), slowest, waits_for })
+        })
+        .await
+    }
+
+    /// Looks at a worker's job whenever something changes, until `look` says that its answer is final or `until` is over.
+    /// The worker is heard of all the while.
+    ///
+    /// # Errors
+    /// NOT_LEADER when this node leads no longer; FENCED, JOB_ABORTED, UNKNOWN_JOB.
+    pub(super) async fn watch_job<T>(
+        &self,
+        worker: &WorkerIdentity,
+        until: Instant,
+        look: impl Fn(&v1::MetaJob) -> (bool, T),
+    ) -> Result<T, RequestError> {
         let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
         let mut changes = meta.machine.watch();
         loop {
             let term = self.leading_meta()?;
-            let reply = {
-                let state = changes.borrow_and_update();
-                let (job, _) = live(&state, worker)?;
-                let waits_for = jobs::waits_for(job, worker.rank);
-                let slowest = jobs::slowest(job).unwrap_or(0);
-                TickReply { may_go_on: waits_for.is_empty(), slowest, waits_for }
-            };
+            let (is_final, answer) = look(live(&changes.borrow_and_update(), worker)?.0);
             self.worker_leases.renew(term, worker);
             let now = Instant::now();
-            if reply.may_go_on || now >= until {
-                return Ok(reply);
+            if is_final || now >= until {
+                return Ok(answer);
             }
-            let look = LOOK_EVERY.min(until.saturating_duration_since(now));
             // That nothing changed meanwhile is fine: it is looked again. A machine that is gone is seen above.
-            let _ = tokio::time::timeout(look, changes.changed()).await;
+            let _ = tokio::time::timeout(LOOK_EVERY.min(until - now), changes.changed()).await;
         }
     }
 

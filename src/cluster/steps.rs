@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use evershard_proto::v1::meta_command::Command;
 use evershard_proto::v1::{
-    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, MetaJob, RecordArrival,
-    RecordStepDone, WorkerIdentity,
+    ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, MetaJob, RecordArrival, RecordStepDone,
+    WorkerIdentity,
 };
 
 use super::jobs::{LOOK_EVERY, RECORD_WITHIN, WAIT_MAX, live};
 use super::node::Node;
 use super::replicas::Replicas;
-use crate::meta::jobs;
+use crate::meta::{jobs, steps};
 use crate::service::RequestError;
 
 /// A job of which nothing was heard for so long has no worker that waits for a step.
@@ -28,10 +28,6 @@ pub fn forget_steps(replicas: &Replicas) {
         let is_over = |job, step| replica.machine.step_progress(job).is_some_and(|known| known.has(step));
         replica.steps.sweep(led, is_over, IDLE);
     }
-}
-
-fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
-    worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a step needs a worker"))
 }
 
 /// What a worker at `step` is told; with neither a publication nor the step's end it waits.
@@ -62,12 +58,13 @@ impl Node {
         request: ArriveAtStepRequest,
     ) -> Result<ArriveAtStepReply, RequestError> {
         let term = self.leading_meta()?;
-        let worker = needed(request.worker)?;
+        let worker = RequestError::need_worker(request.worker)?;
         let is_new = {
             let state = self.meta_state();
             let (job, known) = live(&state, &worker)?;
             // What is over is not arrived at.
-            request.step > job.step || (request.step == job.step && (!known.arrived || request.stuck))
+            let is_stuck = request.stuck && steps::lacks_contributors(job);
+            request.step > job.step || (request.step == job.step && (!known.arrived || is_stuck))
         };
         self.worker_leases.renew(term, &worker);
         let ArriveAtStepRequest { step, cursor, wait_ms, stuck, .. } = request;
@@ -76,48 +73,11 @@ impl Node {
             self.propose_meta(arrive, Instant::now() + RECORD_WITHIN).await?;
         }
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
-        let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
-        let mut changes = meta.machine.watch();
-        loop {
-            let term = self.leading_meta()?;
-            let reply = {
-                let state = changes.borrow_and_update();
-                let (job, _) = live(&state, &worker)?;
-                reply(job, &worker, step)
-            };
-            self.worker_leases.renew(term, &worker);
-            let now = Instant::now();
-            if reply.over || reply.publication.is_some() || now >= until {
-                return Ok(reply);
-            }
-            let look = LOOK_EVERY.min(until - now);
-            // That nothing changed meanwhile is fine: it is looked again.
-            let _ = tokio::time::timeout(look, changes.changed()).await;
-        }
-    }
-
-    /// Waits until a step is over, for a while; true when it is.
-    ///
-    /// # Errors
-    /// As [`Node::arrive_here`].
-    async fn wait_step_over(
-        &self,
-        worker: &WorkerIdentity,
-        step: u64,
-        wait: Duration,
-    ) -> Result<bool, RequestError> {
-        let until = Instant::now() + wait;
-        let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
-        let mut changes = meta.machine.watch();
-        loop {
-            self.leading_meta()?;
-            let is_over = live(&changes.borrow_and_update(), worker)?.0.step > step;
-            let now = Instant::now();
-            if is_over || now >= until {
-                return Ok(is_over);
-            }
-            let _ = tokio::time::timeout(LOOK_EVERY.min(until - now), changes.changed()).await;
-        }
+        let look = |job: &MetaJob| {
+            let reply = reply(job, &worker, step);
+            (reply.over || reply.publication.is_some(), reply)
+        };
+        self.watch_job(&worker, until, look).await
     }
 
     /// A worker has seen its step applied by every shard.
@@ -129,7 +89,7 @@ impl Node {
         request: CompleteStepRequest,
     ) -> Result<(), RequestError> {
         let term = self.leading_meta()?;
-        let worker = needed(request.worker)?;
+        let worker = RequestError::need_worker(request.worker)?;
         let is_first = {
             let state = self.meta_state();
             let (job, _) = live(&state, &worker)?;
@@ -139,7 +99,8 @@ impl Node {
         self.worker_leases.renew(term, &worker);
         // All of them come at once: one entry is enough, and if its worker does not come, any will do.
         let patience = if is_first { Duration::ZERO } else { LOOK_EVERY };
-        if self.wait_step_over(&worker, request.step, patience).await? {
+        let look = |job: &MetaJob| (job.step > request.step, job.step > request.step);
+        if self.watch_job(&worker, Instant::now() + patience, look).await? {
             return Ok(());
         }
         let done = Command::StepDone(RecordStepDone { job: worker.job, step: request.step });

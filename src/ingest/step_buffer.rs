@@ -184,10 +184,10 @@ impl StepBuffer {
             contribution.whole = Some(wanted.to_vec());
             contribution.is_complete = false;
         }
+        // Of an earlier, longer list: a push was withdrawn.
+        contribution.parts.split_off(&(wanted.len() as u32));
         let was_complete = std::mem::replace(&mut contribution.is_complete, missing.is_empty());
         if missing.is_empty() && !was_complete {
-            // Of an earlier, longer list.
-            contribution.parts.split_off(&(wanted.len() as u32));
             drop(state);
             self.changed();
         }

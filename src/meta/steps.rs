@@ -35,6 +35,21 @@ pub(super) fn job_sums_steps(job: &MetaJob) -> bool {
     job.definition.as_ref().is_some_and(sums_steps)
 }
 
+/// How many contributors of a publication still have their ranks.
+fn holding(job: &MetaJob, publication: &StepPublication) -> usize {
+    let holds = |one: &&StepContributor| {
+        let worker = job.workers.get(one.rank as usize);
+        worker.is_some_and(|worker| worker.epoch == one.epoch && worker.state() == WorkerState::Live)
+    };
+    publication.contributors.iter().filter(holds).count()
+}
+
+/// Whether a contributor of what is published is dead or was replaced: only then can a step be stuck for good.
+#[must_use]
+pub fn lacks_contributors(job: &MetaJob) -> bool {
+    job.publication.as_ref().is_some_and(|known| holding(job, known) < known.contributors.len())
+}
+
 /// Publishes the job's step if everybody is there. With something published already: only if a contributor of it is gone, and
 /// either all of them are or the step is `stuck`.
 pub(super) fn publish(job: &mut MetaJob, stuck: bool) {
@@ -45,11 +60,7 @@ pub(super) fn publish(job: &mut MetaJob, stuck: bool) {
     let policy: DeadWorkerPolicy = definition.dead_worker();
     let mut former: Vec<u32> = Vec::new();
     if let Some(publication) = &job.publication {
-        let holds = |one: &StepContributor| {
-            let worker = job.workers.get(one.rank as usize);
-            worker.is_some_and(|worker| worker.epoch == one.epoch && worker.state() == WorkerState::Live)
-        };
-        let holding = publication.contributors.iter().filter(|one| holds(one)).count();
+        let holding = holding(job, publication);
         if holding == publication.contributors.len() || (holding > 0 && !stuck) {
             return;
         }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a status carries the encoded detail, so that a unary caller and an Exchange stream learn the same.
 
-use evershard_proto::v1::{ErrorDetail, ErrorKind};
+use evershard_proto::v1::{ErrorDetail, ErrorKind, WorkerIdentity};
 use evershard_raft::{GroupError, NotServing, Peer, ProposeError};
 use prost::Message;
 use tonic::{Code, Status};
@@ -24,6 +24,14 @@ impl RequestError {
             message: message.into(),
             ..Default::default()
         }))
+    }
+
+    /// The worker that a call is made for.
+    ///
+    /// # Errors
+    /// INVALID when it names none.
+    pub fn need_worker(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, Self> {
+        worker.ok_or_else(|| Self::new(ErrorKind::Invalid, "the call needs a worker"))
     }
 
     /// For a group.

@@ -12,7 +12,7 @@ use evershard_proto::v1::{
     ArriveAtStepReply, ArriveAtStepRequest, CompleteStepReply, CompleteStepRequest, CreateJobRequest,
     ErrorKind, JobDescription, JoinJobReply, JoinJobRequest, LeaveJobReply, LeaveJobRequest, ListJobsReply,
     ListJobsRequest, RemoveJobReply, RemoveJobRequest, RenewWorkerReply, RenewWorkerRequest, TickReply,
-    TickRequest, WorkerIdentity,
+    TickRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -31,10 +31,6 @@ impl JobDoor {
     pub fn new(node: Arc<Node>) -> Self {
         JobDoor { node }
     }
-}
-
-fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
-    worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "the call needs a worker"))
 }
 
 #[tonic::async_trait]
@@ -78,12 +74,12 @@ impl JobService for JobDoor {
         &self,
         request: Request<RenewWorkerRequest>,
     ) -> Result<Response<RenewWorkerReply>, Status> {
-        self.node.renew_worker_here(&needed(request.into_inner().worker)?)?;
+        self.node.renew_worker_here(&RequestError::need_worker(request.into_inner().worker)?)?;
         Ok(Response::new(RenewWorkerReply {}))
     }
 
     async fn leave_job(&self, request: Request<LeaveJobRequest>) -> Result<Response<LeaveJobReply>, Status> {
-        self.node.leave_job_here(needed(request.into_inner().worker)?).await?;
+        self.node.leave_job_here(RequestError::need_worker(request.into_inner().worker)?).await?;
         Ok(Response::new(LeaveJobReply {}))
     }
 

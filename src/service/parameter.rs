@@ -32,6 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::exchange;
 use super::replies::Replies;
 use super::{ReadPool, ReadPoolError, RequestError};
+use crate::apply::PushRefusal;
 use crate::cluster::push_gate::PushGate;
 use crate::cluster::recoveries::RecoveryEpoch;
 use crate::cluster::replicas::{Replicas, ShardReplica};
@@ -132,6 +133,14 @@ impl ParameterDoor {
         }
     }
 
+    /// The replica of `group`, if it leads and serves, and its term.
+    pub(super) fn leading(&self, group: u64) -> Result<(Arc<ShardReplica>, u64), RequestError> {
+        let replica = self.replicas.shard(group)?;
+        replica.raft.serving_lease().map_err(|error| RequestError::from_not_serving(group, &error))?;
+        let term = replica.raft.leadership().term;
+        Ok((replica, term))
+    }
+
     /// Checks a push and hands it to the log, without waiting.
     pub(super) fn begin_push(&self, request: &PushRequest) -> Result<BegunPush, RequestError> {
         metrics::counter!(metric::PUSH_BYTES_TOTAL).increment(request.body.len() as u64);
@@ -141,17 +150,9 @@ impl ParameterDoor {
     fn begin_push_unmeasured(&self, request: &PushRequest) -> Result<BegunPush, RequestError> {
         let since = Instant::now();
         let group = request.group;
-        let replica = self.replicas.shard(group)?;
-        let not_serving = |e| RequestError::from_not_serving(group, &e);
-        replica.raft.serving_lease().map_err(not_serving)?;
+        let (replica, term) = self.leading(group)?;
         self.push_gate.check(group)?;
-        let term = replica.raft.leadership().term;
-        let body = PushBody::parse(&request.body)
-            .map_err(|e| RequestError::new(kind_of(&e), e.to_string()).in_group(group))?;
-        replica
-            .machine
-            .check_push(&body)
-            .map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
+        let body = checked(&replica, &request.body)?;
         let mut is_first = false;
         let applied = || {
             let last = replica.machine.last_seq(body.session);
@@ -272,8 +273,18 @@ fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestE
     }
 }
 
+/// Everything that can be checked of a push body before it is proposed.
+pub(super) fn checked<'a>(replica: &ShardReplica, bytes: &'a [u8]) -> Result<PushBody<'a>, RequestError> {
+    let group = replica.listed.group;
+    let body = PushBody::parse(bytes)
+        .map_err(|error| RequestError::new(kind_of(&error), error.to_string()).in_group(group))?;
+    let refused = |refusal: PushRefusal| RequestError::from(refusal.detail()).in_group(group);
+    replica.machine.check_push(&body).map_err(refused)?;
+    Ok(body)
+}
+
 /// Only damage is worth sending again as it is.
-pub(super) fn kind_of(error: &PushBodyError) -> ErrorKind {
+fn kind_of(error: &PushBodyError) -> ErrorKind {
     match error {
         PushBodyError::Checksum { .. } => ErrorKind::Corrupt,
         PushBodyError::Malformed { .. } => ErrorKind::LengthMismatch,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use evershard_proto::push_body::{Operation, PushBody, checksum_of};
+use evershard_proto::push_body::{Operation, PushBodyError, checksum_of};
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{
     Aggregation, ContributeReply, ContributeRequest, ErrorKind, StepPublication, StepReply, StepRequest,
@@ -23,7 +23,7 @@ use evershard_proto::v1::{
 use evershard_raft::{Answer, ProposeError};
 
 use super::RequestError;
-use super::parameter::{ParameterDoor, kind_of};
+use super::parameter::{ParameterDoor, checked};
 use crate::apply::StepSum;
 use crate::cluster::replicas::ShardReplica;
 use crate::cluster::steps::forget_steps;
@@ -52,10 +52,6 @@ struct Taken {
     contributions: Vec<Vec<Bytes>>,
 }
 
-fn needed(worker: Option<WorkerIdentity>) -> Result<WorkerIdentity, RequestError> {
-    worker.ok_or_else(|| RequestError::new(ErrorKind::Invalid, "a step needs a worker"))
-}
-
 fn refused(group: u64, refusal: &StepRefusal) -> RequestError {
     let kind = match refusal {
         StepRefusal::Fenced { .. } => ErrorKind::Fenced,
@@ -66,29 +62,16 @@ fn refused(group: u64, refusal: &StepRefusal) -> RequestError {
 }
 
 impl ParameterDoor {
-    /// The replica of `group`, if it leads and serves, and its term.
-    fn leading(&self, group: u64) -> Result<(Arc<ShardReplica>, u64), RequestError> {
-        let replica = self.replicas.shard(group)?;
-        replica.raft.serving_lease().map_err(|error| RequestError::from_not_serving(group, &error))?;
-        let term = replica.raft.leadership().term;
-        Ok((replica, term))
-    }
-
     /// Takes in a part of a worker's step.
     pub(super) fn contribute(&self, request: &ContributeRequest) -> Result<ContributeReply, RequestError> {
-        let (group, worker) = (request.group, needed(request.worker)?);
+        let (group, worker) = (request.group, RequestError::need_worker(request.worker)?);
         let (replica, term) = self.leading(group)?;
         self.push_gate.check(group)?;
         let invalid = |what: &str| RequestError::new(ErrorKind::Invalid, what).in_group(group);
-        let body = PushBody::parse(&request.body)
-            .map_err(|error| RequestError::new(kind_of(&error), error.to_string()).in_group(group))?;
+        let body = checked(&replica, &request.body)?;
         if body.sections().any(|section| section.operation != Operation::Gradient || section.lr.is_some()) {
             return Err(invalid("a part of a step has gradients alone, at the table's own learning rate"));
         }
-        replica
-            .machine
-            .check_push(&body)
-            .map_err(|refusal| RequestError::from(refusal.detail()).in_group(group))?;
         let place = body.seq.checked_sub(1).and_then(|place| u32::try_from(place).ok());
         let place = place.ok_or_else(|| invalid("a part's place is from 1 on"))?;
         let step = body.clock;
@@ -121,7 +104,7 @@ impl ParameterDoor {
 
     /// Says how far a step is; with a publication, gets it applied.
     pub(super) async fn step(&self, request: StepRequest) -> Result<StepReply, RequestError> {
-        let (group, worker) = (request.group, needed(request.worker)?);
+        let (group, worker) = (request.group, RequestError::need_worker(request.worker)?);
         let until = Instant::now() + Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
         if let Some(publication) = &request.publication
             && !is_of(publication, &worker, request.step)
@@ -174,8 +157,10 @@ impl ParameterDoor {
         let outcome = proposed.map_err(|error| {
             let group = replica.listed.group;
             tracing::warn!(group, job, step, %error, "a step was not applied; its workers try again");
-            // What passes by itself is waited for.
-            (error.kind() == ErrorKind::Internal).then(|| error.to_string())
+            // What passes by itself is waited for; anything else would fail again, and is told.
+            let passes =
+                matches!(error.kind(), ErrorKind::NotLeader | ErrorKind::Unavailable | ErrorKind::Exhausted);
+            (!passes).then(|| error.to_string())
         });
         if outcome.is_err() {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -193,13 +178,15 @@ impl ParameterDoor {
             .then(|| u32::try_from(publication.contributors.len()).unwrap_or(u32::MAX));
         let machine = Arc::clone(&replica.machine);
         let rows = Arc::clone(machine.rows());
-        let sum = self
-            .read_pool
-            .run(move || StepSum::of(&contributions, mean_over, &rows.schemas(), rows.scope().range))
-            .await
-            .map_err(|error| busy(group, error))?
-            .map_err(|error| internal(format!("a part of step {step} of job {job}: {error}")))?;
-        let sum = Arc::new(sum);
+        let add = move || {
+            let sum = StepSum::of(&contributions, mean_over, &rows.schemas(), rows.scope().range)?;
+            let parts = sum.parts();
+            Ok((Arc::new(sum), parts))
+        };
+        let added: Result<_, PushBodyError> =
+            self.read_pool.run(add).await.map_err(|error| busy(group, error))?;
+        let (sum, parts) =
+            added.map_err(|error| internal(format!("a part of step {step} of job {job}: {error}")))?;
         while Instant::now() < deadline {
             let known = machine.step_progress(job).unwrap_or_default();
             if known.has(step) {
@@ -207,7 +194,7 @@ impl ParameterDoor {
             }
             // Parts that an earlier leader got through stay, and fix how the others are cut.
             let is_begun = known.steps == step && known.of > 0;
-            let (of, first) = if is_begun { (known.of, known.parts) } else { (sum.parts(), 0) };
+            let (of, first) = if is_begun { (known.of, known.parts) } else { (parts, 0) };
             for from in (first..of).step_by(PARTS_AT_ONCE as usize) {
                 self.propose_some(&replica, &sum, (job, step), (from, of), deadline).await?;
             }

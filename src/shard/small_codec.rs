@@ -10,7 +10,7 @@
 //! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (version 2 alone)
 //! ```
 //!
-//! A state without steps is of version 1, as builds wrote it that knew none. All little-endian; everything in ascending order
+//! A state without steps and changed definitions is of version 1, as builds wrote it that knew none. All little-endian; everything in ascending order
 //! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
@@ -25,7 +25,7 @@ use super::small_state::SmallState;
 use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, TableSchema, refusal_kind};
 
 const VERSION: u8 = 1;
-/// With steps.
+/// With steps, or with definitions that were changed.
 const VERSION_STEPS: u8 = 2;
 
 /// Bytes that are not a small state of a version this build knows.
@@ -44,7 +44,8 @@ impl SmallState {
     pub fn encode(&self) -> Bytes {
         let sessions = self.sessions.sorted();
         let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
-        bytes.put_u8(if self.steps.is_empty() { VERSION } else { VERSION_STEPS });
+        let is_new = self.needs_version_2();
+        bytes.put_u8(if is_new { VERSION_STEPS } else { VERSION });
         bytes.put_u64_le(self.clock_ms);
         bytes.put_u64_le(self.sessions.floor());
         bytes.put_u32_le(self.sessions.live().len() as u32);
@@ -77,7 +78,7 @@ impl SmallState {
             bytes.put_u32_le(*number);
             bytes.put_u64_le(*index);
         }
-        if !self.steps.is_empty() {
+        if is_new {
             bytes.put_u32_le(self.steps.iter().len() as u32);
             for (job, progress) in self.steps.iter() {
                 bytes.put_u64_le(job);
@@ -88,6 +89,11 @@ impl SmallState {
             }
         }
         bytes.freeze()
+    }
+
+    /// Whether there is something that builds of version 1 would lose: steps, or the version of a definition that was changed.
+    fn needs_version_2(&self) -> bool {
+        !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0)
     }
 
     /// Reads what [`SmallState::encode`] laid out. Takes no memory by a declared length.
@@ -118,7 +124,11 @@ impl SmallState {
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
-        Ok(SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps })
+        let state = SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps };
+        if version != VERSION && !state.needs_version_2() {
+            return Err(reader.error("version 2 of a state that version 1 holds"));
+        }
+        Ok(state)
     }
 }
 
@@ -179,9 +189,6 @@ impl<'a> Reader<'a> {
             let (steps, parts, of) = (self.u64()?, self.u32()?, self.u32()?);
             jobs.insert(job, StepProgress { steps, parts, of, index: self.u64()? });
         }
-        if jobs.is_empty() {
-            return Err(self.error("version 2 without steps"));
-        }
         Ok(StepTable::restore(jobs))
     }
 
@@ -234,7 +241,16 @@ mod tests {
 
     #[test]
     fn round_trips() {
-        for state in [sample(), sample_with_steps(), SmallState::default()] {
+        let mut changed = sample();
+        let description = v1::TableDescription { definition_version: 3, ..changed.schemas[&9].description() };
+        let schema = TableSchema::from_description(&description).expect("valid");
+        Arc::make_mut(&mut changed.schemas).insert(9, Arc::new(schema));
+        assert_eq!(
+            changed.encode()[0],
+            VERSION_STEPS,
+            "builds that know no versions of definitions must not read it"
+        );
+        for state in [sample(), sample_with_steps(), changed, SmallState::default()] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));

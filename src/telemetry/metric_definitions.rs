@@ -67,6 +67,7 @@ pub fn describe() {
     describe_counter!(PUSHES_TOTAL, Unit::Count, "Pushes answered, by outcome");
     describe_counter!(PUSH_BYTES_TOTAL, Unit::Bytes, "Bytes of push bodies that arrived");
     describe_histogram!(PUSH_SECONDS, Unit::Seconds, "From a push's arrival to its answer");
+    describe_counter!(STEP_BYTES_TOTAL, Unit::Bytes, "Bytes contributed to steps that are summed");
     describe_counter!(PULLS_TOTAL, Unit::Count, "Pulls answered, by outcome");
     describe_counter!(PULL_ROWS_TOTAL, Unit::Count, "Rows read by pulls");
     describe_counter!(PULL_COLD_ROWS_TOTAL, Unit::Count, "Rows of pulls that were not in memory");

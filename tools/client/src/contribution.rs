@@ -10,18 +10,18 @@
 //!
 //! Not here: when a step ends (`worker`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use evershard_proto::push_body::{PushBodyBuilder, checksum_of, renumbered};
+use evershard_proto::push_body::{checksum_of, renumbered};
 use evershard_proto::v1::exchange_reply::Reply;
 use evershard_proto::v1::exchange_request::Request;
 use evershard_proto::v1::{
     ContributeReply, ContributeRequest, StepPublication, StepReply, StepRequest, WorkerIdentity,
 };
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use parking_lot::Mutex;
 
 use crate::Error;
@@ -31,6 +31,8 @@ use crate::push::{Content, PushOptions, PushReceipt, pack_for_step};
 
 /// How long a leader is asked to wait until a step is applied.
 const WAIT_MS: u32 = 500;
+/// For telling the shards that a push was withdrawn.
+const TELL_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Part {
@@ -48,13 +50,11 @@ struct Kept {
 }
 
 impl Kept {
-    /// Numbers and clocks as they are now; what has them already is not touched.
-    fn renumber(&mut self, group: u64) {
-        let step = self.step;
-        for (seq, part) in (1..).zip(self.parts.entry(group).or_default()) {
-            let body = renumbered(&part.body, seq, step);
-            if checksum_of(&body) != checksum_of(&part.body) {
-                part.body = body;
+    /// Gives every part its place and the step as they are now.
+    fn renumber(&mut self) {
+        for parts in self.parts.values_mut() {
+            for (seq, part) in (1..).zip(parts) {
+                part.body = renumbered(&part.body, seq, self.step);
             }
         }
     }
@@ -78,11 +78,17 @@ pub(crate) struct Begun {
     is_settled: bool,
 }
 
-impl Drop for Begun {
-    fn drop(&mut self) {
-        if !self.is_settled {
+impl Begun {
+    fn withdraw(&mut self) {
+        if !std::mem::replace(&mut self.is_settled, true) {
             self.contribution.withdraw(self.push);
         }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 
@@ -107,7 +113,6 @@ impl Contribution {
         let (push, step) = (kept.pushes, kept.step);
         let mut parts = Vec::with_capacity(messages.len());
         for (group, builder) in messages {
-            let builder: PushBodyBuilder = builder;
             let of_group = kept.parts.entry(group).or_default();
             let body = builder.finish(0, of_group.len() as u64 + 1, step);
             of_group.push(Part { push, body: body.clone() });
@@ -127,23 +132,14 @@ impl Contribution {
         kept.step = step;
         if !with_content {
             kept.parts.clear();
-            return;
         }
-        let groups: Vec<u64> = kept.parts.keys().copied().collect();
-        groups.into_iter().for_each(|group| kept.renumber(group));
+        kept.renumber();
     }
 
     fn withdraw(&self, push: u64) {
         let mut kept = self.kept.lock();
-        let groups: Vec<u64> = kept.parts.keys().copied().collect();
-        for group in groups {
-            let parts = kept.parts.entry(group).or_default();
-            let before = parts.len();
-            parts.retain(|part| part.push != push);
-            if parts.len() != before {
-                kept.renumber(group);
-            }
-        }
+        kept.parts.values_mut().for_each(|parts| parts.retain(|part| part.push != push));
+        kept.renumber();
     }
 
     /// Sees to it that every shard has every part.
@@ -182,34 +178,45 @@ impl Contribution {
         deadline: Instant,
     ) -> Result<bool, Error> {
         loop {
-            let (step, bodies) = {
-                let kept = self.kept.lock();
-                let of_group = kept.parts.get(&group);
-                let bodies: Vec<Bytes> =
-                    of_group.into_iter().flatten().map(|part| part.body.clone()).collect();
-                (kept.step, bodies)
-            };
-            let request = StepRequest {
-                group,
-                worker: Some(self.worker),
-                step,
-                parts: bodies.iter().map(|body| checksum_of(body)).collect(),
-                publication: publication.cloned(),
-                wait_ms: if publication.is_some() { WAIT_MS } else { 0 },
-            };
-            let call = GroupCall { operation: "end a step at", group, to: To::Leader, deadline };
-            let StepReply { applied, missing } = call
-                .ask(inner, Request::Step(request), |reply| match reply {
-                    Reply::Step(reply) => Ok(reply),
-                    _ => Err("an answer to another question".into()),
-                })
-                .await?;
-            if applied || missing.is_empty() {
+            let (applied, lacking) = self.ask(inner, group, publication, deadline).await?;
+            if applied || lacking.is_empty() {
                 return Ok(applied);
             }
-            let lacking = missing.iter().filter_map(|place| bodies.get(*place as usize).cloned());
-            try_join_all(lacking.map(|body| self.send(inner, group, body, deadline))).await?;
+            let sent = lacking.into_iter().map(|body| self.send(inner, group, body, deadline));
+            try_join_all(sent).await?;
         }
+    }
+
+    /// Tells a shard what there is; answers whether it has applied the step, and what it lacks.
+    async fn ask(
+        &self,
+        inner: &Inner,
+        group: u64,
+        publication: Option<&StepPublication>,
+        deadline: Instant,
+    ) -> Result<(bool, Vec<Bytes>), Error> {
+        let (step, bodies) = {
+            let kept = self.kept.lock();
+            let of_group = kept.parts.get(&group);
+            let bodies: Vec<Bytes> = of_group.into_iter().flatten().map(|part| part.body.clone()).collect();
+            (kept.step, bodies)
+        };
+        let request = StepRequest {
+            group,
+            worker: Some(self.worker),
+            step,
+            parts: bodies.iter().map(|body| checksum_of(body)).collect(),
+            publication: publication.cloned(),
+            wait_ms: if publication.is_some() { WAIT_MS } else { 0 },
+        };
+        let call = GroupCall { operation: "end a step at", group, to: To::Leader, deadline };
+        let StepReply { applied, missing } = call
+            .ask(inner, Request::Step(request), |reply| match reply {
+                Reply::Step(reply) => Ok(reply),
+                _ => Err("an answer to another question".into()),
+            })
+            .await?;
+        Ok((applied, missing.iter().filter_map(|place| bodies.get(*place as usize).cloned()).collect()))
     }
 
     async fn send(&self, inner: &Inner, group: u64, body: Bytes, deadline: Instant) -> Result<(), Error> {
@@ -234,7 +241,15 @@ impl Begun {
             .parts
             .iter()
             .map(|(group, body)| self.contribution.send(&inner, *group, body.clone(), deadline));
-        try_join_all(sent).await?;
+        if let Err(error) = try_join_all(sent).await {
+            self.withdraw();
+            // So that the shards give back the room that its parts take. One that does not hear of it hears of it at the tick.
+            let deadline = Instant::now() + TELL_WITHIN;
+            let groups = self.parts.iter().map(|(group, _)| *group).collect::<BTreeSet<_>>();
+            let told = groups.into_iter().map(|group| self.contribution.ask(&inner, group, None, deadline));
+            join_all(told).await;
+            return Err(error);
+        }
         self.is_settled = true;
         inner.stats.acked(self.receipt.rows as u64);
         Ok(self.receipt)
@@ -244,7 +259,7 @@ impl Begun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evershard_proto::push_body::{Encoding, Operation, PushBody};
+    use evershard_proto::push_body::{Encoding, Operation, PushBody, PushBodyBuilder};
 
     fn body(key: u64) -> PushBodyBuilder {
         let mut builder = PushBodyBuilder::new(0);

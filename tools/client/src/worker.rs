@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use evershard_proto::limits::CURSOR_BYTES_MAX;
 use evershard_proto::v1::{
     Aggregation, ArriveAtStepReply, ArriveAtStepRequest, CompleteStepRequest, ErrorKind, JoinJobReply,
     LeaveJobRequest, RenewWorkerRequest, TickReply, TickRequest, WorkerIdentity,
@@ -198,6 +199,10 @@ impl Worker {
     /// steps it must be, before anything is pushed.
     pub async fn tick(&mut self, cursor: &[u8]) -> Result<(), Error> {
         self.settle().await?;
+        if cursor.len() > CURSOR_BYTES_MAX {
+            let what = format!("a cursor has at most {CURSOR_BYTES_MAX} bytes, not {}", cursor.len());
+            return Err(Error::invalid(what));
+        }
         let cursor = Bytes::copy_from_slice(cursor);
         if let Some(contribution) = self.contribution.clone() {
             return self.end_summed_step(&contribution, cursor).await;
@@ -291,11 +296,16 @@ impl Worker {
     pub async fn leave(mut self) -> Result<(), Error> {
         self.settle().await?;
         let is_left_out = self.contribution.as_ref().is_some_and(|contribution| !contribution.is_empty());
+        let is_ending = self.ending.is_some();
         let request = LeaveJobRequest { worker: Some(self.identity) };
         call(&self.client.inner, "leave a job", |mut client| async move { client.leave_job(request).await })
             .await?;
         if is_left_out {
-            let what = "the worker has left in the middle of a step: what it pushed since its last tick is not applied";
+            let what = if is_ending {
+                "the worker has left before it heard that its step ended: whether what it pushed to it is applied is unknown"
+            } else {
+                "the worker has left in the middle of a step: what it pushed since its last tick is not applied"
+            };
             return Err(Error::refused(ErrorKind::Invalid, what));
         }
         Ok(())

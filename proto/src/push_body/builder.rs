@@ -1,0 +1,106 @@
+//! Laying out push bodies, and giving a laid-out one another number.
+//!
+//! Not here: the layout itself, and reading it (`push_body.rs`).
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::{
+    Encoding, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_ENCODED, SECTION_BYTES,
+};
+
+/// The same content under another number and clock.
+///
+/// # Panics
+/// When there is no whole header.
+#[must_use]
+pub fn renumbered(body: &[u8], seq: u64, clock: u64) -> Bytes {
+    let mut bytes = BytesMut::from(body);
+    bytes[16..24].copy_from_slice(&seq.to_le_bytes());
+    bytes[24..32].copy_from_slice(&clock.to_le_bytes());
+    let crc = crc32fast::hash(&bytes[8..]);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+    bytes.freeze()
+}
+
+/// Lays out a push body.
+#[derive(Debug)]
+pub struct PushBodyBuilder {
+    bytes: BytesMut,
+    tables: Vec<u32>,
+}
+
+impl PushBodyBuilder {
+    /// A body with no sections yet; `capacity` is a hint for its bytes.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        let mut bytes = BytesMut::with_capacity(capacity.max(HEADER_BYTES));
+        bytes.put_bytes(0, HEADER_BYTES);
+        bytes[0] = KIND_PUSH;
+        bytes[1] = PUSH_VERSION;
+        PushBodyBuilder { bytes, tables: Vec::new() }
+    }
+
+    /// Adds a section of `keys` and gives the place for its payload (`keys.len() x encoding.row_bytes(dim)` bytes, to
+    /// be filled by the caller; empty for [`Operation::Remove`]).
+    pub fn section(
+        &mut self,
+        table: u32,
+        operation: Operation,
+        encoding: Encoding,
+        dim: u32,
+        lr: Option<f32>,
+        keys: &[u64],
+    ) -> &mut [u8] {
+        let row_bytes = if operation == Operation::Remove { 0 } else { encoding.row_bytes(dim as usize) };
+        let payload_bytes = keys.len() * row_bytes;
+        self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + payload_bytes);
+        if encoding != Encoding::F32 && operation != Operation::Remove {
+            self.bytes[1] = PUSH_VERSION_ENCODED;
+        }
+        self.bytes.put_u32_le(table);
+        self.bytes.put_u8(operation as u8);
+        self.bytes.put_u8(encoding as u8);
+        self.bytes.put_u16_le(0);
+        self.bytes.put_u32_le(dim);
+        self.bytes.put_u32_le(keys.len() as u32);
+        self.bytes.put_u32_le(lr.unwrap_or(f32::NAN).to_bits());
+        self.bytes.put_u32_le(0);
+        for key in keys {
+            self.bytes.put_u64_le(*key);
+        }
+        self.tables.push(table);
+        let at = self.bytes.len();
+        self.bytes.put_bytes(0, payload_bytes);
+        &mut self.bytes[at..]
+    }
+
+    /// Bytes so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// True while there is no section.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// True when there is a section of `table`: a message has one section a table.
+    #[must_use]
+    pub fn has_table(&self, table: u32) -> bool {
+        self.tables.contains(&table)
+    }
+
+    /// Seals the body under its exactly-once identity.
+    #[must_use]
+    pub fn finish(mut self, session: u64, seq: u64, clock: u64) -> Bytes {
+        self.bytes[8..16].copy_from_slice(&session.to_le_bytes());
+        self.bytes[16..24].copy_from_slice(&seq.to_le_bytes());
+        self.bytes[24..32].copy_from_slice(&clock.to_le_bytes());
+        self.bytes[32..36].copy_from_slice(&(self.tables.len() as u32).to_le_bytes());
+        let crc = crc32fast::hash(&self.bytes[8..]);
+        self.bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        self.bytes.freeze()
+    }
+}
