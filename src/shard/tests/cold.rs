@@ -153,7 +153,7 @@ fn hinted_rows_come_to_memory_before_they_are_applied() {
     else {
         panic!("a command")
     };
-    machine.appended(&command);
+    machine.announced(&command);
     while machine.status().tables[0].resident == 0 {
         std::thread::yield_now();
     }
