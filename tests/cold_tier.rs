@@ -1,5 +1,5 @@
 //! A table ten times the memory budget: exact sums under uniform and skewed load, through kill -9 and restarts; memory stays
-//! within the budget; rows that were never pushed stay absent. Rows in memory are served while the disk is not.
+//! within the budget; rows that were never pushed stay absent.
 
 mod support;
 
@@ -115,96 +115,4 @@ async fn rows_by_node(cluster: &Cluster) -> HashMap<u64, u64> {
         counts.insert(id, rows);
     }
     counts
-}
-
-/// More pulls wait for a disk that answers nobody than there are threads for them. Rows in memory are pulled and pushed as ever,
-/// in small pulls and in large ones, also by the client whose own cold pulls wait; then the disk answers, and so do those.
-#[cfg(feature = "failpoints")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_in_memory_do_not_wait_for_rows_on_disk() {
-    use std::cell::Cell;
-
-    use evershard::ClientOptions;
-    use support::PATIENCE;
-    use tokio::time::timeout;
-
-    const THREADS: u64 = 2;
-    const COLD_PULLS: u64 = 8 * THREADS;
-    const COLD_ROWS: u64 = 96;
-    /// A reply of 32 KiB is made where the request is read, one of 256 KiB by a thread for large pulls.
-    const HOT: [u64; 2] = [64, 512];
-    const NODE: u64 = 1;
-    let folder = tempfile::tempdir().unwrap();
-    let hang = folder.path().join("hang");
-    let options = Options { nodes: 1, replicas: 1, shards: 1, ..Options::default() }
-        .arg("--memory-budget", BUDGET)
-        .arg("--flush-interval-ms", 200)
-        .arg("--read-threads", THREADS);
-    let mut cluster = Cluster::prepare(options).await;
-    cluster.node_mut(NODE).start(Some(&format!("fetch::before_read=hang@{}", hang.display())));
-    cluster.create().await;
-    cluster.wait_ready().await;
-    // One that asks once, and waits.
-    let client = ClientOptions { attempt_timeout: PATIENCE, deadline: PATIENCE, ..ClientOptions::default() };
-    let trainer = Trainer::with(&cluster.endpoints(), client).await;
-    let table = trainer.integers("large", DIM).await;
-    let ids = 4 * BUDGET / ROW_BYTES;
-    let all: Vec<u64> = (0..ids).collect();
-    for ids in all.chunks(BATCH) {
-        table.push(ids, &weights(ids, -1.0)).await.expect("a push");
-    }
-    // The hot ones come to memory, and stay there: nobody reads anything else.
-    let hot: Vec<u64> = (0..HOT[1]).collect();
-    let cold_rows = || metric(&cluster, NODE, "evershard_pull_cold_rows_total");
-    let looks_in_memory = Cell::new(0);
-    eventually("the hot rows stay in memory", || async {
-        let before = cold_rows().await;
-        table.pull(&hot).await.expect("a pull");
-        let read = cold_rows().await - before;
-        looks_in_memory.set(if read == 0.0 { looks_in_memory.get() + 1 } else { 0 });
-        if looks_in_memory.get() >= 40 { Ok(()) } else { Err(format!("{read} rows were read from disk")) }
-    })
-    .await;
-
-    std::fs::write(&hang, "").unwrap();
-    let before = cold_rows().await;
-    let mut cold = Vec::new();
-    for pull in 0..COLD_PULLS {
-        // All over the table, of which a quarter is in memory.
-        let ids: Vec<u64> = (0..COLD_ROWS).map(|n| ids - 1 - (n * COLD_PULLS + pull) * 64).collect();
-        let table = table.clone();
-        cold.push(tokio::spawn(async move { (table.pull(&ids).await, ids) }));
-    }
-    // One pull alone does not look for so many.
-    eventually("every thread waits for the disk", || async {
-        let looked_for = cold_rows().await - before;
-        if looked_for > COLD_ROWS as f64 { Ok(()) } else { Err(format!("{looked_for} rows")) }
-    })
-    .await;
-    let mut factor = 1.0;
-    for turn in 0..20 {
-        for rows in HOT {
-            let ids = &hot[..rows as usize];
-            let pulled = timeout(PATIENCE / 2, table.pull(ids)).await;
-            let pulled = pulled.unwrap_or_else(|_| panic!("turn {turn}: {rows} rows in memory wait"));
-            let expected: Vec<f32> = weights(&hot, factor).drain(..ids.len() * DIM).collect();
-            assert!(pulled.expect("a pull") == expected, "turn {turn}: other rows");
-        }
-        let pushed = timeout(PATIENCE / 2, table.push(&hot, &weights(&hot, -1.0))).await;
-        pushed.unwrap_or_else(|_| panic!("turn {turn}: a push to rows in memory waits")).expect("a push");
-        factor += 1.0;
-    }
-    assert!(cold.iter().all(|pull| !pull.is_finished()), "the disk was to answer nobody");
-
-    std::fs::remove_file(&hang).unwrap();
-    for pull in cold {
-        let (pulled, ids) = pull.await.unwrap();
-        assert!(pulled.expect("a pull") == weights(&ids, 1.0), "other rows from the disk");
-    }
-}
-
-/// A row of each id that is nothing but the id, times a factor.
-#[cfg(feature = "failpoints")]
-fn weights(ids: &[u64], factor: f32) -> Vec<f32> {
-    ids.iter().flat_map(|id| std::iter::repeat_n(*id as f32 * factor, DIM)).collect()
 }
