@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,6 +27,12 @@ fn options() -> Options {
         .arg("--flush-interval-ms", 200)
 }
 
+type Mount = fn(&Path, u64, u64) -> Option<SmallDisk>;
+
+fn load() -> Load {
+    Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) }
+}
+
 /// A cluster of which some nodes have small disks, under load.
 struct Run {
     cluster: Cluster,
@@ -38,15 +45,18 @@ struct Run {
 impl Run {
     /// `None` where no disk can be mounted.
     async fn start(small: &[u64]) -> Option<Self> {
-        let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
-        Self::under(load, small).await
+        Self::under(load(), small).await
     }
 
     async fn under(load: Load, small: &[u64]) -> Option<Self> {
+        Self::on(SmallDisk::mount, load, small).await
+    }
+
+    async fn on(mount: Mount, load: Load, small: &[u64]) -> Option<Self> {
         let mut cluster = Cluster::prepare(options()).await;
         let mut disks = Vec::new();
         for id in small {
-            disks.push(SmallDisk::mount(&cluster.node(*id).data(), DISK_BYTES, INODES)?);
+            disks.push(mount(&cluster.node(*id).data(), DISK_BYTES, INODES)?);
         }
         cluster.start_all();
         cluster.create().await;
@@ -162,10 +172,32 @@ async fn a_full_disk_loses_its_leaderships_and_pushes_go_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
-    let Some(mut run) = Run::start(&[1, 2, 3]).await else { return };
+    let Some(run) = Run::start(&[1, 2, 3]).await else { return };
     for disk in &run.disks {
         disk.fill(4 * MIB);
     }
+    pulls_go_on_and_pushes_wait(run, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_every_disk_out_of_inodes_pulls_go_on_and_pushes_wait() {
+    let Some(run) = Run::on(SmallDisk::mount_ext4, load(), &[1, 2, 3]).await else { return };
+    for disk in &run.disks {
+        disk.fill_inodes(0);
+    }
+    for id in run.cluster.ids() {
+        run.wait_low(id, true).await;
+        let disk = run.disk(id).await.unwrap();
+        assert!(
+            disk.free_bytes >= disk.low_water_bytes && disk.free_inodes < disk.low_water_inodes,
+            "{disk:?}"
+        );
+    }
+    pulls_go_on_and_pushes_wait(run, false).await;
+}
+
+/// `restarts`: whether what is left of the disks is enough to open a replica.
+async fn pulls_go_on_and_pushes_wait(mut run: Run, restarts: bool) {
     for id in run.cluster.ids() {
         run.wait_low(id, true).await;
     }
@@ -205,10 +237,12 @@ async fn with_every_disk_full_pulls_go_on_and_pushes_wait() {
         "{acknowledged:?}, {now:?}"
     );
     // A leader can be elected, and tables be made, from what was reserved.
-    run.cluster.kill(VICTIM);
-    run.cluster.restart(VICTIM);
-    run.cluster.wait_ready().await;
-    run.table.pull(&ids).await.unwrap();
+    if restarts {
+        run.cluster.kill(VICTIM);
+        run.cluster.restart(VICTIM);
+        run.cluster.wait_ready().await;
+        run.table.pull(&ids).await.unwrap();
+    }
     run.assert_running();
 
     for disk in &run.disks {
@@ -319,9 +353,19 @@ async fn a_disk_without_inodes_is_full_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_starts_on_a_full_disk() {
-    let Some(mut run) = Run::start(&[VICTIM]).await else { return };
+    let Some(run) = Run::start(&[VICTIM]).await else { return };
+    starts_on(run, |disk| disk.fill(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_starts_on_a_disk_without_inodes() {
+    let Some(run) = Run::on(SmallDisk::mount_ext4, load(), &[VICTIM]).await else { return };
+    starts_on(run, |disk| disk.fill_inodes(0)).await;
+}
+
+async fn starts_on(mut run: Run, fill: fn(&SmallDisk)) {
     run.cluster.kill(VICTIM);
-    run.disks[0].fill(0);
+    fill(&run.disks[0]);
     wait_progress(&run.pushers, 10).await;
     run.cluster.restart(VICTIM);
     run.wait_low(VICTIM, true).await;

@@ -54,13 +54,26 @@ impl Proxy {
 
 /// Three nodes: the leader, and one that slept through more log than is kept.
 async fn with_sleeper(tune: fn(&mut evershard_raft::RaftOptions)) -> (Cluster, u64, u64) {
-    let mut cluster = Cluster::start(3, &[GROUP], tune).await;
+    let (cluster, leader, sleepers) = with_sleepers(3, 1, tune).await;
+    (cluster, leader, sleepers[0])
+}
+
+/// Some of the nodes slept through more log than is kept.
+async fn with_sleepers(
+    nodes: u64,
+    sleepers: usize,
+    tune: fn(&mut evershard_raft::RaftOptions),
+) -> (Cluster, u64, Vec<u64>) {
+    let mut cluster = Cluster::start(nodes, &[GROUP], tune).await;
     let leader = cluster.wait_leader(GROUP).await;
     cluster.add(GROUP, 1).await;
-    let sleeper = cluster.nodes.keys().copied().find(|id| *id != leader).expect("three nodes");
-    cluster.kill(sleeper).await;
+    let others = cluster.nodes.keys().copied().filter(|id| *id != leader);
+    let sleepers: Vec<u64> = others.take(sleepers).collect();
+    for sleeper in &sleepers {
+        cluster.kill(*sleeper).await;
+    }
     run_away(&cluster, leader).await;
-    (cluster, leader, sleeper)
+    (cluster, leader, sleepers)
 }
 
 /// Pushes more than is kept, flushes and purges, on every running node.
@@ -102,13 +115,17 @@ fn figures(cluster: &Cluster, id: u64) -> SnapshotFigures {
     cluster.nodes[&id].registry.snapshot_figures()
 }
 
+/// What a node has of snapshots on its disk: `outgoing` links, or `incoming` files.
+fn snapshot_files(cluster: &Cluster, id: u64, kind: &str) -> usize {
+    let folder = cluster.data(id).join(format!("{kind}/{GROUP}-{}", replica_id(GROUP, id)));
+    std::fs::read_dir(&folder).map(|entries| entries.count()).unwrap_or(0)
+}
+
 async fn assert_nothing_left(cluster: &Cluster) {
     for id in cluster.nodes.keys() {
         for kind in ["outgoing", "incoming"] {
-            let folder = cluster.data(*id).join(format!("{kind}/{GROUP}-{}", replica_id(GROUP, *id)));
             eventually("snapshot folders are removed", || {
-                let left = std::fs::read_dir(&folder).map(|entries| entries.count()).unwrap_or(0);
-                (left == 0).then_some(())
+                (snapshot_files(cluster, *id, kind) == 0).then_some(())
             })
             .await;
         }
@@ -214,4 +231,49 @@ async fn the_log_behind_a_snapshot_is_kept_while_it_is_sent() {
     flush_all(&cluster, leader).await;
     let last = group.status().last_index.expect("entries");
     eventually("the log is purged again", || group.status().purged.filter(|at| at + 5 > last)).await;
+}
+
+/// Two followers need a snapshot of the same group at once. Both are sent one, of the same links, while one alone would not be
+/// done; what breaks off one of the transfers is nothing to the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_receivers_at_once_both_get_through() {
+    let (mut cluster, leader, sleepers) = with_sleepers(5, 2, slow).await;
+    for sleeper in &sleepers {
+        cluster.restart(*sleeper, &[GROUP]).await;
+    }
+    both_receive(&cluster, &sleepers).await;
+    assert_eq!(snapshot_files(&cluster, leader, "outgoing"), 1, "one set of links for both");
+
+    eventually("a part was sent", || {
+        (figures(&cluster, leader).bytes_sent >= 6 * CHUNK as u64).then_some(())
+    })
+    .await;
+    // One ends in the middle, and begins again; the other is sent the rest of its own.
+    let (staying, leaving) = (sleepers[0], sleepers[1]);
+    cluster.kill(leaving).await;
+    cluster.restart(leaving, &[GROUP]).await;
+    both_receive(&cluster, &sleepers).await;
+    assert_eq!(cluster.converge(GROUP).await, 21);
+    for sleeper in [staying, leaving] {
+        assert_eq!(cluster.adder(sleeper, GROUP).installs(), 1, "node {sleeper}");
+    }
+    // The leader hears of an install after it.
+    let figures =
+        eventually("both were sent", || Some(figures(&cluster, leader)).filter(|figures| figures.sent == 2))
+            .await;
+    assert!(figures.bytes_sent + figures.bytes_skipped >= 2 * FILE_BYTES, "{figures:?}");
+    assert_nothing_left(&cluster).await;
+}
+
+/// Waits until all of these have a part of a snapshot, and none has it whole.
+async fn both_receive(cluster: &Cluster, receivers: &[u64]) {
+    eventually("all receive at once", || {
+        let mut states = receivers.iter().map(|id| {
+            let is_whole = cluster.adder(*id, GROUP).installs() > 0;
+            assert!(!is_whole, "node {id} was served before the others had begun");
+            snapshot_files(cluster, *id, "incoming") > 0
+        });
+        states.all(|receives| receives).then_some(())
+    })
+    .await;
 }

@@ -400,7 +400,10 @@ impl Node {
         written("compaction").absolute(self.replicas.shards().iter().map(compacted).sum());
         for replica in self.replicas.shards() {
             let shard = replica.listed.shard.to_string();
-            let role = format!("{:?}", replica.raft.status().role).to_lowercase();
+            let raft = replica.raft.status();
+            metrics::gauge!(metric::REPLICA_IN_FLIGHT_BYTES, "shard" => shard.clone())
+                .set(raft.in_flight_bytes as f64);
+            let role = format!("{:?}", raft.role).to_lowercase();
             for known in ["leader", "follower", "learner", "candidate", "stopped"] {
                 let value = if role == known { 1.0 } else { 0.0 };
                 metrics::gauge!(metric::REPLICA_ROLE, "shard" => shard.clone(), "role" => known).set(value);

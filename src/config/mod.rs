@@ -85,6 +85,7 @@ pub struct ServerConfig {
     /// Requests being answered, and their replies until they are sent, per client stream.
     pub stream_in_flight_bytes: u64,
     /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
+    /// Pulls that wait for the disk take half of it at the most: above that they are answered EXHAUSTED.
     pub node_in_flight_bytes: u64,
     /// Gradients kept for steps that are summed over workers and not complete yet: above it workers wait. The gradients of all
     /// workers for one step must fit.

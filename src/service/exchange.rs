@@ -157,7 +157,7 @@ impl ParameterDoor {
 
 /// What a request of `cost` bytes takes of a bound: at least 1 KiB, so that empty ones are bounded too; one that is larger
 /// than the bound goes alone.
-fn permits(cost: usize, bound: usize) -> u32 {
+pub(super) fn permits(cost: usize, bound: usize) -> u32 {
     // Fits: bounds are at most what a semaphore can count.
     cost.max(1024).min(bound) as u32
 }

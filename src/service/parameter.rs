@@ -59,6 +59,8 @@ pub struct ParameterDoor {
     pub(super) bounds: ClientBounds,
     /// What all streams and single calls of the node have in flight.
     pub(super) node_budget: Arc<Semaphore>,
+    /// What pulls that wait for the disk may take of it: half, so that a slow disk leaves room for all that needs none.
+    cold_budget: Arc<Semaphore>,
     /// What the node keeps of steps that are not complete.
     pub(super) step_budget: Arc<Semaphore>,
     pub(super) next_session: NextSession,
@@ -112,6 +114,7 @@ impl ParameterDoor {
             tasks,
             stop,
             node_budget: Arc::new(Semaphore::new(bounds.node_bytes)),
+            cold_budget: Arc::new(Semaphore::new(bounds.node_bytes / 2)),
             step_budget: Arc::new(Semaphore::new(bounds.step_bytes)),
             bounds,
             next_session,
@@ -241,11 +244,21 @@ impl ParameterDoor {
         } else {
             self.read_pool.run(move || read_resident(&replica, &request)).await.map_err(busy)??
         };
-        match read.cold {
-            None => Ok(read.reply()),
-            // Threads of their own: no pull of rows in memory waits for the disk behind this one.
-            Some(_) => self.cold_pool.run(move || read.read_cold(group)).await.map_err(busy)?,
+        if read.cold.is_none() {
+            return Ok(read.reply());
         }
+        // Room and threads of their own: no pull of rows in memory waits for the disk behind this one.
+        let _room = self.admit_cold(read.rows.len(), group)?;
+        self.cold_pool.run(move || read.read_cold(group)).await.map_err(busy)?
+    }
+
+    /// Room for a pull that must wait for the disk.
+    fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
+        let permits = exchange::permits(bytes, self.bounds.node_bytes / 2);
+        Arc::clone(&self.cold_budget).try_acquire_many_owned(permits).map_err(|_| {
+            let what = "pulls that wait for the disk hold as much as they may (half of node_in_flight_bytes)";
+            RequestError::new(ErrorKind::Exhausted, what).in_group(group).retry_soon()
+        })
     }
 
     /// Rows, then the push to them.

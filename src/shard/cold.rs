@@ -102,6 +102,7 @@ impl Rows {
         keys: &[u64],
         fetched: &mut Fetched,
     ) -> Result<(), ShardError> {
+        fail::fail_point!("fetch::before_read");
         let mut misfit = None;
         let read = self.store().get_many(table, keys, |position, row| {
             let Some((header, floats)) = row else { return };

@@ -26,6 +26,8 @@ pub const REPLICA_APPLIED_INDEX: &str = "evershard_replica_applied_index";
 pub const REPLICA_FLUSHED_INDEX: &str = "evershard_replica_flushed_index";
 /// Live rows, by `shard`.
 pub const REPLICA_ROWS: &str = "evershard_replica_rows";
+/// Bytes proposed and not yet answered, by `shard`; bounded by `group_in_flight_bytes`.
+pub const REPLICA_IN_FLIGHT_BYTES: &str = "evershard_replica_in_flight_bytes";
 /// Rows that were brought to memory before the pushes that need them were applied.
 pub const PREFETCHED_ROWS_TOTAL: &str = "evershard_prefetched_rows_total";
 /// Pushes whose rows were not prefetched because too many waited.
@@ -81,6 +83,7 @@ pub fn describe() {
     describe_gauge!(REPLICA_APPLIED_INDEX, "Log index applied, by shard");
     describe_gauge!(REPLICA_FLUSHED_INDEX, "Log index flushed to RocksDB, by shard");
     describe_gauge!(REPLICA_ROWS, "Live rows, by shard");
+    describe_gauge!(REPLICA_IN_FLIGHT_BYTES, Unit::Bytes, "Proposed and not yet answered, by shard");
     describe_counter!(PREFETCHED_ROWS_TOTAL, Unit::Count, "Rows brought to memory ahead of apply");
     describe_counter!(PREFETCHES_DROPPED_TOTAL, Unit::Count, "Pushes not prefetched: too many waited");
     describe_gauge!(MEMORY_USED_BYTES, Unit::Bytes, "What rows take in memory");

@@ -57,6 +57,14 @@ impl Node {
         i32::try_from(child.id()).unwrap()
     }
 
+    /// What it has in memory: its resident set.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("of a living process");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kib * 1024
+    }
+
     /// Starts it; `failpoints` is what `EVERSHARD_FAILPOINTS` takes.
     pub(crate) fn start(&mut self, failpoints: Option<&str>) {
         assert!(self.child.is_none(), "node {} runs already", self.settings.id);

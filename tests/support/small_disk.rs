@@ -7,33 +7,37 @@ use std::process::Command;
 
 use evershard_storage::disk::FreeSpace;
 
-/// A tmpfs mounted on a node's data folder; gone with the test.
+/// A file system mounted on a node's data folder; gone with the test.
 #[derive(Debug)]
 pub(crate) struct SmallDisk {
     path: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts one; `None`, with a word why, where this test may not.
+    /// Mounts a tmpfs; `None`, with a word why, where this test may not.
     pub(crate) fn mount(path: &Path, bytes: u64, inodes: u64) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={bytes},nr_inodes={inodes},mode=700");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "evershard-test"]).arg(path).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(SmallDisk { path: path.to_owned() }),
-            Ok(output) => {
-                eprintln!(
-                    "skipped: no disk can be mounted here: {}",
-                    String::from_utf8_lossy(&output.stderr)
-                );
-                None
-            }
-            Err(error) => {
-                eprintln!("skipped: no disk can be mounted here: {error}");
-                None
-            }
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "evershard-test"]).arg(path);
+        has_done(&mut mount).then(|| SmallDisk { path: path.to_owned() })
+    }
+
+    /// The same with an ext4 on a loop device, whose inodes are those of its tables and not a number in memory.
+    pub(crate) fn mount_ext4(path: &Path, bytes: u64, inodes: u64) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        let image = path.with_extension("image");
+        File::create(&image).unwrap().set_len(bytes).unwrap();
+        let mut make = Command::new("mkfs.ext4");
+        make.args(["-q", "-F", "-m", "0", "-N", &inodes.to_string()]).arg(&image);
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "loop"]).arg(&image).arg(path);
+        if !has_done(&mut make) || !has_done(&mut mount) {
+            return None;
         }
+        // A data directory is empty at first.
+        std::fs::remove_dir(path.join("lost+found")).unwrap();
+        Some(SmallDisk { path: path.to_owned() })
     }
 
     pub(crate) fn free(&self) -> FreeSpace {
@@ -85,4 +89,15 @@ impl Drop for SmallDisk {
         // Lazily: what a failing test left running must not keep it.
         let _ended = Command::new("umount").arg("-l").arg(&self.path).status();
     }
+}
+
+/// False, with a word why, where a test may not do this.
+fn has_done(command: &mut Command) -> bool {
+    let problem = match command.output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    eprintln!("skipped: no disk can be mounted here: {problem}");
+    false
 }

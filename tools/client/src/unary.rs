@@ -73,7 +73,12 @@ impl Asker {
             let mut pointed = 0;
             let mut at = 0;
             while let Some(address) = turn.get(at).cloned() {
+                // Once a turn: it may have asked for a pause.
+                let was_asked = turn[..at].contains(&address);
                 at += 1;
+                if was_asked {
+                    continue;
+                }
                 let left = deadline.saturating_duration_since(Instant::now()).min(patience);
                 if left.is_zero() {
                     break;
@@ -106,7 +111,8 @@ impl Asker {
                     }
                     _ => {}
                 }
-                asked_ms = detail.retry_after_ms;
+                // Whoever is asked after it may have nothing to say: the longest pause counts.
+                asked_ms = asked_ms.max(detail.retry_after_ms);
                 last = format!("{address}: {}", detail.message);
             }
             let pause = backoff.pause(asked_ms);

@@ -255,7 +255,8 @@ impl Lane {
         message.refusal = Some(refusal);
         message.failures = 0;
         self.epoch += 1;
-        self.resend_at = Some(Instant::now());
+        // At once, unless a server asked for a pause.
+        self.resend_at.get_or_insert_with(Instant::now);
     }
 
     fn settle_at(&mut self, at: usize, settled: Settled) {

@@ -1,11 +1,14 @@
-//! A node that does what a test says: it shows every push that comes, and answers each as the test decides.
+//! A node that does what a test says: it shows every push that comes, and answers each as the test decides. It refuses as many
+//! pulls and table creations as the test likes.
 //!
 //! Not here: any meaning. A test is the server.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use evershard::{Client, ClientOptions, ErrorKind, PushHandle, PushOptions, Table, definition};
 use evershard_proto::key::id_of;
 use evershard_proto::push_body::PushBody;
@@ -15,11 +18,12 @@ use evershard_proto::v1::exchange_request::Request as Asked;
 use evershard_proto::v1::parameter_service_server::{ParameterService, ParameterServiceServer};
 use evershard_proto::v1::*;
 use parking_lot::Mutex;
+use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 /// The only group.
 pub(crate) const GROUP: u64 = 9;
@@ -37,7 +41,29 @@ pub(crate) struct State {
     /// Numbers of the drops that came, and how many of them find no answer.
     pub(crate) drops: Mutex<Vec<u32>>,
     pub(crate) drops_lost: AtomicU64,
+    /// What the next pulls and table creations are answered; those behind them are served.
+    pub(crate) refusals: Mutex<VecDeque<ErrorDetail>>,
+    /// When pulls and table creations came.
+    pub(crate) asked_at: Mutex<Vec<Instant>>,
     pushes: Mutex<Option<mpsc::UnboundedSender<Push>>>,
+}
+
+impl State {
+    /// Takes note of a pull or a table creation; what it is refused with.
+    fn refusal(&self) -> Option<ErrorDetail> {
+        self.asked_at.lock().push(Instant::now());
+        self.refusals.lock().pop_front()
+    }
+
+    /// Rows of zeros of dim 1, or a refusal.
+    fn pull(&self, pull: &PullRequest) -> Reply {
+        if let Some(refusal) = self.refusal() {
+            return Reply::Error(refusal);
+        }
+        let rows = Bytes::from(vec![0; pull.keys.len() / 8 * 4]);
+        let rows_crc32 = crc32fast::hash(&rows);
+        Reply::Pull(PullReply { index: 1, rows, rows_crc32, exists: Bytes::new() })
+    }
 }
 
 /// The node.
@@ -183,9 +209,18 @@ impl ParameterService for Service {
         let (replies, stream) = mpsc::unbounded_channel();
         let pushes = self.0.pushes.lock().clone().expect("set at the start");
         let mut requests = request.into_inner();
+        let state = self.0.clone();
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
-                let Some(Asked::Push(push)) = request.request else { continue };
+                let push = match request.request {
+                    Some(Asked::Push(push)) => push,
+                    Some(Asked::Pull(pull)) => {
+                        let reply = ExchangeReply { id: request.id, reply: Some(state.pull(&pull)) };
+                        let _ = replies.send(Ok(reply));
+                        continue;
+                    }
+                    _ => continue,
+                };
                 assert_eq!(push.group, GROUP);
                 let body = PushBody::parse(&push.body).unwrap();
                 let mut ids = Vec::new();
@@ -224,6 +259,10 @@ impl AdminService for Service {
         &self,
         request: Request<CreateTableRequest>,
     ) -> Result<Response<TableDescription>, Status> {
+        if let Some(refusal) = self.0.refusal() {
+            let details = refusal.encode_to_vec().into();
+            return Err(Status::with_details(Code::ResourceExhausted, refusal.message, details));
+        }
         let definition = request.into_inner().definition;
         Ok(Response::new(TableDescription { number: TABLE, definition, definition_version: 0 }))
     }
