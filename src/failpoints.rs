@@ -1,6 +1,7 @@
 //! Crash points for tests: `EVERSHARD_FAILPOINTS="flush::before_meta=kill@2;..."` makes the process kill itself with
 //! SIGKILL at the n-th pass of a point, and `name=fail@2` makes the first two passes of a point fail where it stands for an
-//! error, `name=fail-after@N` the one pass after the first N. `name=hang@FILE` holds whoever passes the point for as long as
+//! error, `name=fail-after@N` the one pass after the first N, `name=fail-in@PART` every pass that has to do with a path that
+//! PART is in. `name=hang@FILE` holds whoever passes the point for as long as
 //! FILE exists. Only in builds with the feature `failpoints`; a release refuses the variable.
 
 /// A failpoint setting that does not make sense; the process does not start.
@@ -11,7 +12,7 @@ pub enum FailpointError {
     NotBuiltIn,
     /// The setting does not parse.
     #[error(
-        "EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N, name=fail@N, name=fail-after@N or name=hang@FILE"
+        "EVERSHARD_FAILPOINTS: {setting:?} is not of the form name=kill@N, name=fail@N, name=fail-after@N, name=fail-in@PART or name=hang@FILE"
     )]
     Malformed {
         /// The part that does not parse.
@@ -51,6 +52,10 @@ fn arm(settings: &str) -> Result<(), FailpointError> {
         if let Some(("fail-after", n)) = action.split_once('@') {
             let passes = n.parse::<u32>().map_err(|_| malformed())?;
             fail::cfg(name, &format!("{passes}*off->1*return")).map_err(|_| malformed())?;
+            continue;
+        }
+        if let Some(("fail-in", part)) = action.split_once('@') {
+            fail::cfg(name, &format!("return({part})")).map_err(|_| malformed())?;
             continue;
         }
         if let Some(("hang", file)) = action.split_once('@') {

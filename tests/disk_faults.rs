@@ -226,7 +226,7 @@ async fn a_failed_sync_of_anything_else_ends_the_node_too() {
         let then = applied(&run.cluster, VICTIM).await;
         run.cluster.kill(VICTIM);
         leave_behind(&run.cluster, &then).await;
-        run.cluster.node_mut(VICTIM).start(Some(&format!("disk::sync_error=return({part})")));
+        run.cluster.node_mut(VICTIM).start(Some(&format!("disk::sync_error=fail-in@{part}")));
         let trainer = Trainer::connect(&run.cluster.endpoints()).await;
         let ended = loop {
             if let Some(ended) = run.cluster.node_mut(VICTIM).poll_end() {

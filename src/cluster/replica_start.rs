@@ -9,9 +9,10 @@
 //!   until then its data may be all that is left. An error that passes (no descriptors, a full disk) loses nothing.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use evershard_raft::Group;
 use evershard_storage::log::GroupKey;
 use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
 
@@ -181,10 +182,26 @@ impl Node {
             Ok((Arc::new(machine), node.log.group(listed.group, listed.replica)?))
         })
         .await?;
-        let raft = self.registry()?.open(listed.group, listed.replica, machine.clone(), log.clone()).await?;
-        let purge = raft.clone();
-        self.flusher.add(machine.clone(), log, Arc::new(move || purge.flushed()), on_failed);
+        // Before its group opens: replay may bring more rows to memory than there is room for, and then it waits until they are
+        // flushed and leave.
+        let opened: Arc<OnceLock<Group>> = Arc::default();
+        let purge = opened.clone();
+        let on_flushed = move || {
+            if let Some(raft) = purge.get() {
+                raft.flushed();
+            }
+        };
+        self.flusher.add(machine.clone(), log.clone(), Arc::new(on_flushed), on_failed);
         self.sweeper.add(&machine);
+        let raft = match self.registry()?.open(listed.group, listed.replica, machine.clone(), log).await {
+            Ok(raft) => opened.get_or_init(|| raft).clone(),
+            Err(error) => {
+                self.flusher.remove(listed.group, listed.replica).await;
+                return Err(error.into());
+            }
+        };
+        // What was flushed meanwhile.
+        raft.flushed();
         self.scrubber.add(&machine);
         let reader = machine.reader();
         self.replicas.add_shard(ShardReplica {

@@ -206,7 +206,11 @@ fn a_bad_entry_concerns_its_group_only() {
     assert_eq!(quarantined(&recovery), BTreeSet::from([GroupKey { group: 1, replica: 10 }]));
     assert!(recovery.damage.is_empty());
     assert_eq!(recovery.quarantined[0].cause, QuarantineCause::Damage);
-    assert!(recovery.quarantined[0].reason.contains("entry 1 in segment 1"), "{:?}", recovery.quarantined);
+    assert!(
+        recovery.quarantined[0].reason.contains("entry 1 in segment 00000000000000000001.log"),
+        "{:?}",
+        recovery.quarantined
+    );
     assert_eq!(log.group(2, 20).unwrap().read(0..9, u64::MAX).unwrap().len(), 3);
     // The replica comes back under a new id, and the old one is forgotten.
     log.group(1, 11).unwrap().save_vote(Bytes::from_static(b"new"), ok());

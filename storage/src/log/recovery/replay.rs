@@ -13,7 +13,7 @@ use super::scan::{Body, Scanned};
 use crate::log::anchors::Anchors;
 use crate::log::group_index::{GroupIndex, RecoveredEntry};
 use crate::log::record::RecordKind;
-use crate::log::segment::Position;
+use crate::log::segment::{Position, file_name};
 use crate::log::{EntryId, GroupKey, QuarantineCause};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -163,7 +163,7 @@ impl ReplayedGroup {
                 format!("entries before {index} are missing")
             } else if !entry.is_readable {
                 let Position { segment, offset } = entry.entry.position;
-                format!("entry {index} in segment {segment} at offset {offset} is unreadable")
+                format!("entry {index} in segment {} at offset {offset} is unreadable", file_name(segment))
             } else {
                 expected = Some(index + 1);
                 continue;

@@ -13,7 +13,7 @@
 
 use super::scan::{Body, SegmentScan};
 use crate::log::record::RecordKind;
-use crate::log::segment::{HeaderCheck, Position};
+use crate::log::segment::{HeaderCheck, Position, file_name};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the log ends, and what of it is damaged.
@@ -38,7 +38,7 @@ pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentS
     for number in first..=last {
         let Some(scan) = scans.get(&number) else {
             if number <= proven.segment {
-                found.push(format!("segment {number} is missing"));
+                found.push(format!("segment {} is missing", file_name(number)));
                 continue;
             }
             break;
@@ -50,7 +50,7 @@ pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentS
             break;
         }
         if !is_good {
-            found.push(format!("segment {number} has a bad header"));
+            found.push(format!("segment {} has a bad header", file_name(number)));
         }
         let next = scans.get(&(number + 1)).and_then(SegmentScan::end_of_previous);
         let known_end = next.filter(|end| end.segment == number).map(|end| end.offset);
@@ -59,7 +59,7 @@ pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentS
         for &offset in scan.gaps.iter().filter(|&&offset| offset < bound) {
             let at = Position { segment: number, offset };
             if at < proven {
-                found.push(format!("segment {number} is unreadable at offset {offset}"));
+                found.push(format!("segment {} is unreadable at offset {offset}", file_name(number)));
             } else {
                 torn = torn.min_with(offset);
             }
@@ -73,7 +73,7 @@ pub(crate) fn judge(first: u64, synced: Position, scans: &BTreeMap<u64, SegmentS
         let end = scan.end.min(bound);
         let required = if number == proven.segment { known_end.unwrap_or(proven.offset) } else { bound };
         if torn.is_none() && end < required && number <= proven.segment {
-            found.push(format!("segment {number} ends at offset {end}, though more was synced"));
+            found.push(format!("segment {} ends at offset {end}, though more was synced", file_name(number)));
         }
         let end = torn.unwrap_or(end);
         verdict.ends.insert(number, end);
