@@ -20,6 +20,7 @@ pub mod replica_start;
 pub mod replicas;
 pub mod scrub;
 mod scrub_repair;
+pub mod scrub_schedule;
 pub mod sessions;
 pub mod status;
 pub mod steps;

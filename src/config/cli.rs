@@ -101,6 +101,14 @@ pub struct ServerArgs {
     #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes_per_second: Option<u64>,
+    /// How often the replicas of every shard are compared, by the leader of the meta group (0: only on `evershardctl scrub`).
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_interval_seconds: Option<u32>,
+    /// Rebuild a replica that such a scrub finds to differ from a majority that is equal.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_repair: Option<bool>,
     /// With less free space pushes are refused and leadership moves (0: 256 MiB, less on a small disk).
     #[arg(long, alias = "disk-low-water", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -93,6 +93,10 @@ pub struct ServerConfig {
     pub reply_patience_seconds: u32,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
+    /// Once in this time the leader of the meta group compares the replicas of every shard; 0: only when it is asked to.
+    pub scrub_interval_seconds: u32,
+    /// What such a scrub finds to differ is rebuilt from the others, where more than half of them are equal.
+    pub scrub_repair: bool,
     /// Bytes a second of raft snapshots sent, over all receivers; 0: no limit.
     pub snapshot_bytes_per_second: u64,
     /// Listen on other than loopback although there is no TLS.
@@ -132,6 +136,8 @@ impl Default for ServerConfig {
             step_buffer_bytes: 512 << 20,
             reply_patience_seconds: 60,
             session_lease_seconds: 3600,
+            scrub_interval_seconds: 86_400,
+            scrub_repair: true,
             snapshot_bytes_per_second: 100 << 20,
             insecure: false,
         }

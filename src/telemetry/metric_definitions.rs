@@ -28,6 +28,8 @@ pub const REPLICA_FLUSHED_INDEX: &str = "evershard_replica_flushed_index";
 pub const REPLICA_ROWS: &str = "evershard_replica_rows";
 /// Rows that were brought to memory before the pushes that need them were applied.
 pub const PREFETCHED_ROWS_TOTAL: &str = "evershard_prefetched_rows_total";
+/// Rows that pushes changed and that were not prefetched in time: apply read them from disk, and everything behind it waited.
+pub const APPLY_COLD_ROWS_TOTAL: &str = "evershard_apply_cold_rows_total";
 /// Pushes whose rows were not prefetched because too many waited.
 pub const PREFETCHES_DROPPED_TOTAL: &str = "evershard_prefetches_dropped_total";
 /// Bytes that rows take in memory, over all replicas.
@@ -46,6 +48,10 @@ pub const SNAPSHOT_BYTES_TOTAL: &str = "evershard_snapshot_bytes_total";
 pub const SNAPSHOT_CHUNKS_REPEATED_TOTAL: &str = "evershard_snapshot_chunks_repeated_total";
 /// Bytes of raft snapshots sent a second, of late.
 pub const SNAPSHOT_BYTES_PER_SECOND: &str = "evershard_snapshot_bytes_per_second";
+/// Shards scrubbed through this node, by `result` (`equal`, `different`, `quarantined`, `incomplete`, `failed`).
+pub const SCRUBS_TOTAL: &str = "evershard_scrubs_total";
+/// When this node last ended a scheduled scrub that compared all replicas of all shards, in unix time.
+pub const SCRUBBED_TIMESTAMP_SECONDS: &str = "evershard_scrubbed_timestamp_seconds";
 /// 1 when the node is ready.
 pub const NODE_READY: &str = "evershard_node_ready";
 /// Free bytes on the file system of the data directory.
@@ -82,6 +88,7 @@ pub fn describe() {
     describe_gauge!(REPLICA_FLUSHED_INDEX, "Log index flushed to RocksDB, by shard");
     describe_gauge!(REPLICA_ROWS, "Live rows, by shard");
     describe_counter!(PREFETCHED_ROWS_TOTAL, Unit::Count, "Rows brought to memory ahead of apply");
+    describe_counter!(APPLY_COLD_ROWS_TOTAL, Unit::Count, "Rows that apply read from disk itself");
     describe_counter!(PREFETCHES_DROPPED_TOTAL, Unit::Count, "Pushes not prefetched: too many waited");
     describe_gauge!(MEMORY_USED_BYTES, Unit::Bytes, "What rows take in memory");
     describe_gauge!(MEMORY_BUDGET_BYTES, Unit::Bytes, "What rows may take in memory; 0: no limit");
@@ -103,6 +110,8 @@ pub fn describe() {
         "Chunks sent again because they were damaged"
     );
     describe_gauge!(SNAPSHOT_BYTES_PER_SECOND, Unit::Bytes, "Bytes of raft snapshots sent a second, of late");
+    describe_counter!(SCRUBS_TOTAL, Unit::Count, "Shards scrubbed through this node, by result");
+    describe_gauge!(SCRUBBED_TIMESTAMP_SECONDS, Unit::Seconds, "End of the last whole scrub, in unix time");
     describe_gauge!(NODE_READY, "1 when the node is ready");
     describe_gauge!(DISK_FREE_BYTES, Unit::Bytes, "Free on the file system of the data directory");
     describe_gauge!(DISK_FREE_INODES, "Free inodes on it");
