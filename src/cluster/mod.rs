@@ -6,6 +6,7 @@ pub mod admission;
 pub mod agent;
 pub mod bootstrap;
 pub mod disk_keeper;
+mod disk_probe;
 pub mod disk_watch;
 pub mod error;
 pub mod identity;

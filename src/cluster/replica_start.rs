@@ -10,6 +10,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use evershard_storage::log::GroupKey;
@@ -194,6 +195,7 @@ impl Node {
             reader,
             door: SequenceDoor::default(),
             steps: StepBuffer::default(),
+            counted_compaction: AtomicU64::default(),
         });
         Ok(())
     }

@@ -80,7 +80,8 @@ pub struct ServerConfig {
     /// With less free on the disk of the data directory pushes are answered EXHAUSTED and leadership moves to nodes with
     /// room; 0: 256 MiB, adapted to small disks and large log segments.
     pub disk_low_water_bytes: u64,
-    /// A node whose log waits for its disk for this long gives up its leaderships.
+    /// A node whose log waits for its disk for this long gives up its leaderships; so does one whose disk does not answer a probe,
+    /// which is made as often as this.
     pub disk_stall_ms: u64,
     /// Requests being answered, and their replies until they are sent, per client stream.
     pub stream_in_flight_bytes: u64,

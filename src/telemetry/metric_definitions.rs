@@ -36,7 +36,9 @@ pub const PREFETCHES_DROPPED_TOTAL: &str = "evershard_prefetches_dropped_total";
 pub const MEMORY_USED_BYTES: &str = "evershard_memory_used_bytes";
 /// Bytes that rows may take in memory; 0 when there is no limit.
 pub const MEMORY_BUDGET_BYTES: &str = "evershard_memory_budget_bytes";
-/// Bytes written to disk, by `part`: `log`, `flush`, `compaction`. Over `evershard_push_bytes_total`: write amplification.
+/// Bytes written to disk since the process started, by `part`: `log` (records, without the zeros that segments are made of),
+/// `flush` (keys and values, which are not compressed), `compaction` (files). Over `evershard_push_bytes_total`: write
+/// amplification; over all nodes, since pushes arrive at the leader and are written by every replica.
 pub const DISK_WRITTEN_BYTES_TOTAL: &str = "evershard_disk_written_bytes_total";
 /// Raft snapshots, by `outcome` (`sent`, `received`, `failed`); `failed` are attempts to send that broke off.
 pub const SNAPSHOTS_TOTAL: &str = "evershard_snapshots_total";
@@ -64,8 +66,12 @@ pub const DISK_LOW_WATER_BYTES: &str = "evershard_disk_low_water_bytes";
 pub const DISK_LOW: &str = "evershard_disk_low";
 /// How long the write or sync of the log in progress has taken.
 pub const LOG_STALLED_SECONDS: &str = "evershard_log_stalled_seconds";
-/// 1 while that is too long: the node leads nothing.
+/// 1 while that is too long.
 pub const LOG_STALLED: &str = "evershard_log_stalled";
+/// How long the log, or the probe that asks the disk while the log is idle, has waited for the disk.
+pub const DISK_STALLED_SECONDS: &str = "evershard_disk_stalled_seconds";
+/// 1 while that is too long: the node leads nothing.
+pub const DISK_STALLED: &str = "evershard_disk_stalled";
 
 /// Gives every metric its help text.
 pub fn describe() {
@@ -118,5 +124,7 @@ pub fn describe() {
     describe_gauge!(DISK_LOW_WATER_BYTES, Unit::Bytes, "Below this much free the node takes no pushes");
     describe_gauge!(DISK_LOW, "1 while the disk is below its low-water mark");
     describe_gauge!(LOG_STALLED_SECONDS, Unit::Seconds, "How long the log's write in progress has taken");
-    describe_gauge!(LOG_STALLED, "1 while that is too long: the node leads nothing");
+    describe_gauge!(LOG_STALLED, "1 while that is too long");
+    describe_gauge!(DISK_STALLED_SECONDS, Unit::Seconds, "How long the log or the probe waits for the disk");
+    describe_gauge!(DISK_STALLED, "1 while that is too long: the node leads nothing");
 }
