@@ -14,7 +14,8 @@ use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually};
 
-const DIM: usize = 8;
+/// So that a store has many blocks: the first and the last one of a file that was just ingested are in RocksDB's cache.
+const DIM: usize = 256;
 const VICTIM: u64 = 3;
 
 struct Run {
@@ -175,7 +176,7 @@ fn biggest_table(folder: &Path) -> Option<PathBuf> {
 fn flip(path: &Path) {
     // Gone by now when a compaction was faster.
     let Ok(file) = std::fs::File::options().read(true).write(true).open(path) else { return };
-    let offset = file.metadata().unwrap().len() * 3 / 10;
+    let offset = file.metadata().unwrap().len() / 2;
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();
     file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
