@@ -96,11 +96,6 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_threads: Option<usize>,
-    /// Bytes a second of raft snapshots that this node sends, over all receivers (0: no limit). Lower it when pushes slow
-    /// down while a replica is rebuilt; raise it when a rebuild takes longer than --log-hold-bytes lasts.
-    #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub snapshot_bytes_per_second: Option<u64>,
     /// How often the replicas of every shard are compared, by the leader of the meta group (0: only on `evershardctl scrub`).
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,6 +104,11 @@ pub struct ServerArgs {
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scrub_repair: Option<bool>,
+    /// Bytes a second of raft snapshots that this node sends, over all receivers (0: no limit). Lower it when pushes slow
+    /// down while a replica is rebuilt; raise it when a rebuild takes longer than --log-hold-bytes lasts.
+    #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_bytes_per_second: Option<u64>,
     /// With less free space pushes are refused and leadership moves (0: 256 MiB, less on a small disk).
     #[arg(long, alias = "disk-low-water", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
