@@ -31,6 +31,7 @@ lint:
 
 bench:
 	@scripts/bench.sh
+	@scripts/bench_storage.sh
 
 bench-storage:
 	@scripts/bench_storage.sh

@@ -10,8 +10,8 @@ Evershard: a parameter server for distributed ML training that does not lose any
   make build    release binaries in bin/, the Python wheel installed in .venv
   make quick    the tests that need no cluster (a minute or two)
   make lint     formatting and clippy, warnings are errors
-  make bench    pull, push and step with 1 and 4 workers, R = 1 and 3, fsync and memory
-  make bench-storage  throughput against memory budget, restart time against table size, memory a row, bytes written
+  make bench    pull, push and step with 1 and 4 workers, R = 1 and 3, fsync and memory; then the next one
+  make bench-storage  throughput against memory budget, restart time against table size, snapshots, memory a row, bytes written
   make chaos    200 kills (EVERSHARD_KILLS=n), 30 power cuts (as root), damage of every file, full and hung disks, crash points
   make fuzz     every decoder against damaged bytes for MINUTES=10 minutes (ONLY=name for some of them)
   make clean    remove bin/, .venv and what the demo left

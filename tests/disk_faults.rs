@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 
 use support::frozen_disk::FrozenDisk;
+use support::laggard::{applied, leave_behind};
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::{Table, Trainer};
@@ -285,6 +286,47 @@ async fn a_failed_sync_ends_the_node_at_once() {
     assert!(node.log_contains(&node.data().join("log").display().to_string()), "{}", node.log_tail());
     wait_progress(&run.pushers, 30).await;
     run.cluster.restart(VICTIM);
+    run.finish().await;
+}
+
+/// Not only the log: whatever the node must be able to rely on after a crash.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_sync_of_anything_else_ends_the_node_too() {
+    let options = Options::default()
+        .arg("--log-retain-bytes", 256 * 1024)
+        .arg("--log-segment-bytes", MIB)
+        .arg("--flush-interval-ms", 100);
+    let mut run = Run::start(options, None).await;
+    for shard in run.cluster.shards() {
+        run.cluster.transfer(shard, 1).await;
+    }
+    // A file that is received, and the state of the meta group.
+    for part in ["incoming", "meta-state"] {
+        let then = applied(&run.cluster, VICTIM).await;
+        run.cluster.kill(VICTIM);
+        leave_behind(&run.cluster, &then).await;
+        run.cluster.node_mut(VICTIM).start(Some(&format!("disk::sync_error=return({part})")));
+        let trainer = Trainer::connect(&run.cluster.endpoints()).await;
+        let ended = loop {
+            if let Some(ended) = run.cluster.node_mut(VICTIM).poll_end() {
+                break ended;
+            }
+            // The meta group has something to write down.
+            trainer.integers(&format!("{part}-{}", rand::random::<u32>()), 1).await;
+            wait_progress(&run.pushers, 1).await;
+        };
+        assert_eq!(ended.code(), Some(74), "{part}: {ended}");
+        let node = run.cluster.node(VICTIM);
+        let said = node.log_tail();
+        let line = said.lines().find(|line| line.contains("fatal: cannot write or sync"));
+        assert!(
+            line.is_some_and(|line| line.contains(part) && line.contains("os error 5")),
+            "{part}: {said}"
+        );
+        run.cluster.restart(VICTIM);
+        run.cluster.wait_ready().await;
+        run.cluster.wait_caught_up().await;
+    }
     run.finish().await;
 }
 

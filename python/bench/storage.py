@@ -2,7 +2,8 @@
 
 - budget: pull, push and step of one node (R = 1, fsync) when 100, 50, 20 and 10 % of a table's rows fit its memory budget, with ids
   drawn from Zipf 1.05 and uniformly; memory a row; disk bytes written per pushed byte.
-- restart: from the start of the process of a killed node to its first answered pull, for tables of several sizes.
+- restart: from the start of the process of a killed node to its first answered pull, for tables of several sizes; killed at rest, and
+  while rows drawn uniformly are pushed as fast as it takes them.
 - snapshot: how fast a replica of some GiB is sent to a node that lacks it, and what becomes of pushes meanwhile (R = 3, fsync).
 - hours: the resident memory of a node while a table of five times its budget is pushed and pulled, sampled until the time is over.
 
@@ -80,10 +81,14 @@ class Dev:
         self.process.wait(60)
 
 
-def bench(dev: Dev, rows: int, zipf: float, cases: str, seconds: float, repeats: int) -> list[dict]:
+def bench_command(dev: Dev, rows: int, zipf: float, cases: str, seconds: float, repeats: int) -> list[str]:
     command = [BIN / "evershard-bench", "--endpoints", dev.endpoints, "--workers", "1", "--cases", cases]
     command += ["--rows", rows, "--zipf", zipf, "--batches", 2000, "--seconds", seconds, "--repeats", repeats, "--json"]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return list(map(str, command))
+
+
+def bench(dev: Dev, rows: int, zipf: float, cases: str, seconds: float, repeats: int) -> list[dict]:
+    done = subprocess.run(bench_command(dev, rows, zipf, cases, seconds, repeats), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -115,30 +120,51 @@ def budget(args, folder: pathlib.Path) -> None:
 
 
 def restart(args, folder: pathlib.Path) -> None:
-    print("restart: kill -9 of the one node under no load, from the start of its process to the first answered pull")
-    print(f"{'GiB':>5} {'rows':>10} {'seconds':>8} {'RSS MiB':>8}")
+    print("restart: kill -9 of the one node, from the start of its process to the first answered pull; tail: log entries behind the last flush")
+    print(f"{'GiB':>5} {'rows':>10} {'killed':>10} {'tail':>6} {'seconds':>8} {'RSS MiB':>8}")
     for size in args.gib:
         home = folder / f"restart-{size}"
         rows = int(size * 2**30 / ROW_BYTES)
         dev = Dev(home, args.restart_shards, "--memory-budget", str(1 << 30), "--flush-interval-ms", "500")
         try:
             bench(dev, rows, 0, "push", 1.0, 1)
-            time.sleep(3)
-            os.kill(dev.pid, signal.SIGKILL)
-            time.sleep(1)
-            probe = [BIN / "evershardctl", "--endpoints", dev.endpoints, "table", "get", "bench-adagrad", "1"]
-            began = time.monotonic()
-            starter = subprocess.Popen(
-                [str(BIN / "evershard"), "dev", "--dir", str(home), "start-node", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            while subprocess.run(list(map(str, probe)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
-                time.sleep(0.02)
-            took = time.monotonic() - began
-            starter.wait(60)
-            print(f"{size:>5} {rows:>10} {took:>8.2f} {dev.rss() / 2**20:>8.0f}", flush=True)
+            for killed in ("at rest", "pushing"):
+                time.sleep(3)
+                load = None
+                if killed == "pushing":
+                    command = bench_command(dev, rows, 0, "push", 60.0, 1)
+                    load = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    # It looks for its rows first, which a restart may have pushed out of memory.
+                    pushed = lambda: dev.metrics().get("evershard_push_bytes_total", 0.0)
+                    first = pushed()
+                    while pushed() - first < 256 * 2**20:
+                        time.sleep(0.2)
+                found = [shard["replicas"][0] for shard in dev.ask("status")["shards"]]
+                tail = sum(replica["last_index"] - (replica["flushed"] or 0) for replica in found)
+                os.kill(dev.pid, signal.SIGKILL)
+                if load is not None:
+                    load.kill()
+                    load.wait()
+                time.sleep(1)
+                took = start_and_pull(dev)
+                print(f"{size:>5} {rows:>10} {killed:>10} {tail:>6} {took:>8.2f} {dev.rss() / 2**20:>8.0f}", flush=True)
         finally:
             dev.stop()
             shutil.rmtree(home, ignore_errors=True)
+
+
+def start_and_pull(dev: Dev) -> float:
+    """Seconds from the start of the process to the first answer."""
+    probe = [BIN / "evershardctl", "--endpoints", dev.endpoints, "table", "get", "bench-adagrad", "1"]
+    began = time.monotonic()
+    starter = subprocess.Popen(
+        [str(BIN / "evershard"), "dev", "--dir", str(dev.folder), "start-node", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while subprocess.run(list(map(str, probe)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+        time.sleep(0.02)
+    took = time.monotonic() - began
+    starter.wait(60)
+    return took
 
 
 def snapshot(args, folder: pathlib.Path) -> None:

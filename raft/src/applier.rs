@@ -84,7 +84,12 @@ pub(crate) struct Applier<RT> {
     _runtime: PhantomData<fn() -> RT>,
 }
 
-type Responders<RT> = Vec<Option<ApplyResponder<TypeConfig<RT>>>>;
+/// Entries that are applied at once.
+struct Batch<RT: Runtime> {
+    entries: Vec<CommittedEntry>,
+    responders: Vec<Option<ApplyResponder<TypeConfig<RT>>>>,
+    membership: Option<StoredMembership>,
+}
 
 impl<RT: Runtime> Applier<RT> {
     /// Takes over a state machine, asking it what recovery found.
@@ -104,12 +109,28 @@ impl<RT: Runtime> Applier<RT> {
         Ok(Self { state_machine, executor, lane, state, links, limits, _runtime: PhantomData })
     }
 
-    async fn apply_batch(
-        &self,
-        batch: Vec<CommittedEntry>,
-        responders: Responders<RT>,
-        membership: Option<StoredMembership>,
-    ) -> io::Result<()> {
+    /// The entries that are applied at once; `None`: there are no more.
+    async fn gather<S>(&self, entries: &mut S) -> io::Result<Option<Batch<RT>>>
+    where
+        S: Stream<Item = Result<EntryResponder<TypeConfig<RT>>, io::Error>> + Unpin,
+    {
+        let mut batch = Batch { entries: Vec::new(), responders: Vec::new(), membership: None };
+        let mut bytes = 0;
+        while bytes < self.limits.apply_bytes && batch.entries.len() < self.limits.apply_entries {
+            let Some(item) = entries.next().await else { break };
+            let (entry, responder) = item?;
+            bytes += payload_bytes(&entry.payload);
+            if let Payload::Membership(set) = &entry.payload {
+                batch.membership = Some(StoredMembership::new(Some(entry.log_id()), set.clone()));
+            }
+            batch.entries.push(committed(entry));
+            batch.responders.push(responder);
+        }
+        Ok((!batch.entries.is_empty()).then_some(batch))
+    }
+
+    async fn apply_batch(&self, batch: Batch<RT>) -> io::Result<()> {
+        let Batch { entries: batch, responders, membership } = batch;
         let Some(last) = batch.last().map(|entry| entry.position) else { return Ok(()) };
         self.check_open()?;
         let expected = batch.len();
@@ -181,26 +202,14 @@ impl<RT: Runtime> RaftStateMachine<TypeConfig<RT>> for Applier<RT> {
         S: Stream<Item = Result<EntryResponder<TypeConfig<RT>>, io::Error>> + Unpin + OptionalSend,
     {
         let mut entries = entries.fuse();
-        loop {
-            let mut batch = Vec::new();
-            let mut responders = Vec::new();
-            let mut membership = None;
-            let mut bytes = 0;
-            while bytes < self.limits.apply_bytes && batch.len() < self.limits.apply_entries {
-                let Some(item) = entries.next().await else { break };
-                let (entry, responder) = item?;
-                bytes += payload_bytes(&entry.payload);
-                if let Payload::Membership(set) = &entry.payload {
-                    membership = Some(StoredMembership::new(Some(entry.log_id()), set.clone()));
-                }
-                batch.push(committed(entry));
-                responders.push(responder);
-            }
-            if batch.is_empty() {
-                return Ok(());
-            }
-            self.apply_batch(batch, responders, membership).await?;
+        let mut gathered = self.gather(&mut entries).await?;
+        // The next batch is read, and announced, while this one is applied.
+        while let Some(batch) = gathered {
+            let (applied, next) = tokio::join!(self.apply_batch(batch), self.gather(&mut entries));
+            applied?;
+            gathered = next?;
         }
+        Ok(())
     }
 
     async fn try_create_snapshot_builder(&mut self, _force: bool) -> Option<Self::SnapshotBuilder> {

@@ -24,7 +24,7 @@ use crate::executor::ApplyExecutor;
 use crate::group::Group;
 use crate::options::RaftOptions;
 use crate::snapshot::builder::remove_folder;
-use crate::snapshot::traffic::{SnapshotFigures, SnapshotTraffic};
+use crate::snapshot::traffic::{LogWritten, SnapshotFigures, SnapshotTraffic};
 use crate::state_machine::StateMachine;
 use crate::transport::Router;
 use crate::transport::peer_client::PeerPool;
@@ -73,6 +73,11 @@ impl GroupRegistry {
         let snapshots = SnapshotTraffic::new(&options.limits);
         let host = GroupHost { options, executor, transport: Arc::clone(&peers) as _, router, snapshots };
         Ok(Arc::new(Self { host, peers, groups: RwLock::new(BTreeMap::new()) }))
+    }
+
+    /// Has snapshots give way to pushes: `written` tells how many bytes the node's log has taken in since it was opened.
+    pub fn watch_log(&self, written: LogWritten) {
+        self.host.snapshots.watch_log(written);
     }
 
     /// The settings.

@@ -48,7 +48,7 @@ pub use group_registry::{GroupRegistry, peer_service};
 pub use leadership::Leadership;
 pub use membership_codec::Members;
 pub use options::{RaftLimits, RaftOptions, RaftTiming, WallClock};
-pub use snapshot::traffic::{SnapshotFigures, SnapshotTraffic};
+pub use snapshot::traffic::{LogWritten, SnapshotFigures, SnapshotTraffic};
 pub use state_machine::{
     CommittedEntry, EntryContent, Halt, LogPosition, SnapshotError, SnapshotMark, StateMachine,
 };

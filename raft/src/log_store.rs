@@ -82,18 +82,44 @@ impl<RT: Runtime> LogStore<RT> {
     }
 
     async fn read(&self, start: u64, end: u64, bytes_max: u64) -> io::Result<Vec<RaftEntry>> {
+        self.read_or_replay(start, end, bytes_max, false).await
+    }
+
+    /// With `replay`, what is not in memory any more was appended by a process before this one, or long ago: its commands are
+    /// announced to the state machine.
+    async fn read_or_replay(
+        &self,
+        start: u64,
+        end: u64,
+        bytes_max: u64,
+        replay: bool,
+    ) -> io::Result<Vec<RaftEntry>> {
         if start >= end {
             return Ok(Vec::new());
         }
+        let mut announce = false;
         let entries = match self.log.read_cached(start..end, bytes_max) {
             Some(entries) => entries,
             None => {
+                announce = replay;
                 let log = self.log.clone();
                 let read = executor::read(&*self.executor, move || log.read(start..end, bytes_max)).await;
                 read.map_err(io::Error::other)??
             }
         };
-        entries.into_iter().map(raft_entry).collect()
+        let entries: Vec<RaftEntry> = entries.into_iter().map(raft_entry).collect::<io::Result<_>>()?;
+        if announce {
+            self.announce(&entries);
+        }
+        Ok(entries)
+    }
+
+    fn announce(&self, entries: &[RaftEntry]) {
+        for entry in entries {
+            if let Payload::Normal(command) = &entry.payload {
+                self.state_machine.announced(&command.payload);
+            }
+        }
     }
 
     /// The part of a range that the log can hold.
@@ -129,7 +155,7 @@ impl<RT: Runtime> RaftLogReader<TypeConfig<RT>> for LogStore<RT> {
             let reader = reader.clone();
             async move {
                 let start = next.filter(|start| *start < end)?;
-                match reader.read(start, end, reader.apply_bytes).await {
+                match reader.read_or_replay(start, end, reader.apply_bytes, true).await {
                     Ok(entries) => {
                         let last = entries.last()?.log_id.index();
                         let items: Vec<_> = entries.into_iter().map(Ok).collect();
@@ -241,11 +267,7 @@ impl<RT: Runtime> RaftLogStorage<TypeConfig<RT>> for LogStore<RT> {
     {
         let entries: Vec<RaftEntry> = entries.into_iter().collect();
         self.log.admitted().await;
-        for entry in &entries {
-            if let Payload::Normal(command) = &entry.payload {
-                self.state_machine.appended(&command.payload);
-            }
-        }
+        self.announce(&entries);
         let entries = entries.iter().map(log_entry).collect();
         self.log.append(entries, Box::new(move |result| callback.io_completed(result)));
         Ok(())

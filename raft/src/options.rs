@@ -67,6 +67,8 @@ pub struct RaftLimits {
     pub snapshot_chunk_bytes: usize,
     /// Snapshot bytes per second, over all transfers of the node; `None`: as fast as it goes.
     pub snapshot_bytes_per_second: Option<u64>,
+    /// The same while the node's log takes in pushes ([`crate::GroupRegistry::watch_log`]); `None`: no other.
+    pub snapshot_busy_bytes_per_second: Option<u64>,
     /// Log kept, beyond `retain_log_bytes`, behind a snapshot that is being sent or was a moment ago.
     pub snapshot_hold_log_bytes: u64,
     /// How long the links of a snapshot stay after their last receiver.
@@ -88,6 +90,7 @@ impl Default for RaftLimits {
             retain_log_bytes: 64 * MIB,
             snapshot_chunk_bytes: MIB as usize,
             snapshot_bytes_per_second: None,
+            snapshot_busy_bytes_per_second: None,
             snapshot_hold_log_bytes: 2048 * MIB,
             snapshot_links_kept: Duration::from_secs(60),
             snapshot_parts_kept: Duration::from_secs(15 * 60),
@@ -169,6 +172,11 @@ impl RaftOptions {
                 "must be at most half the message limit",
             ),
             (limits.snapshot_bytes_per_second != Some(0), "limits.snapshot_bytes_per_second", "is zero"),
+            (
+                limits.snapshot_busy_bytes_per_second != Some(0),
+                "limits.snapshot_busy_bytes_per_second",
+                "is zero",
+            ),
             (
                 limits.snapshot_links_kept >= Duration::from_millis(100),
                 "limits.snapshot_links_kept",

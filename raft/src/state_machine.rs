@@ -120,9 +120,9 @@ pub trait StateMachine: Send + Sync + 'static {
     /// [`Halt`] when an entry is of an unknown kind or version. Entries before it were applied.
     fn apply(&self, entries: &[CommittedEntry]) -> Result<Vec<Bytes>, Halt>;
 
-    /// A command was appended to the log here, and will be applied unless another leader overwrites it: whatever it takes to do
-    /// so may be made ready. Called on the runtime: must not wait.
-    fn appended(&self, command: &Bytes) {
+    /// A command was appended to the log here, or is read back to be replayed, and will be applied unless another leader
+    /// overwrites it: whatever it takes to do so may be made ready. Called on the runtime: must not wait.
+    fn announced(&self, command: &Bytes) {
         let _ = command;
     }
 

@@ -267,11 +267,15 @@ impl Node {
             retain_log_bytes: config.log_retain_bytes,
             snapshot_hold_log_bytes: config.log_hold_bytes,
             snapshot_bytes_per_second: Some(config.snapshot_bytes_per_second).filter(|rate| *rate > 0),
+            snapshot_busy_bytes_per_second: Some(config.snapshot_busy_bytes_per_second)
+                .filter(|rate| *rate > 0),
             ..RaftLimits::default()
         };
         let threads = ApplyThreads::start(config.apply_threads)
             .map_err(|source| NodeError::Io { path: config.data.clone(), source })?;
         let registry = GroupRegistry::new(options, threads)?;
+        let log = self.log.clone();
+        registry.watch_log(Arc::new(move || log.stats().written_bytes));
         self.lanes.open(peer_service(&registry));
         if self.registry.set(registry).is_err() {
             tracing::error!("the node's groups were set up twice");

@@ -109,6 +109,10 @@ pub struct ServerArgs {
     #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes_per_second: Option<u64>,
+    /// The same while this node takes in pushes (0: no other limit): a snapshot may take its time, a training step may not.
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_busy_bytes_per_second: Option<u64>,
     /// With less free space pushes are refused and leadership moves (0: 256 MiB, less on a small disk).
     #[arg(long, alias = "disk-low-water", value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]

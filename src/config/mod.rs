@@ -100,6 +100,8 @@ pub struct ServerConfig {
     pub scrub_repair: bool,
     /// Bytes a second of raft snapshots sent, over all receivers; 0: no limit.
     pub snapshot_bytes_per_second: u64,
+    /// The same while this node's log takes in pushes; 0: no other limit.
+    pub snapshot_busy_bytes_per_second: u64,
     /// Listen on other than loopback although there is no TLS.
     pub insecure: bool,
 }
@@ -140,6 +142,7 @@ impl Default for ServerConfig {
             scrub_interval_seconds: 86_400,
             scrub_repair: true,
             snapshot_bytes_per_second: 100 << 20,
+            snapshot_busy_bytes_per_second: 16 << 20,
             insecure: false,
         }
     }
@@ -171,8 +174,13 @@ impl ServerConfig {
         if !(1 << 20..=4 << 30).contains(&self.log_segment_bytes) {
             return field("log_segment_bytes", "must be from 1 MiB to 4 GiB".into());
         }
-        if (1..1 << 20).contains(&self.snapshot_bytes_per_second) {
-            return field("snapshot_bytes_per_second", "must be 0 (no limit) or at least 1 MiB".into());
+        for (name, rate) in [
+            ("snapshot_bytes_per_second", self.snapshot_bytes_per_second),
+            ("snapshot_busy_bytes_per_second", self.snapshot_busy_bytes_per_second),
+        ] {
+            if (1..1 << 20).contains(&rate) {
+                return field(name, "must be 0 (no limit) or at least 1 MiB".into());
+            }
         }
         if self.apply_threads == 0 || self.apply_threads > 256 {
             return field("apply_threads", "must be from 1 to 256".into());

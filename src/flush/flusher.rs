@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use evershard_storage::log::stop_process;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
@@ -309,9 +308,6 @@ impl Replica {
                 true
             }
             Err(error) => {
-                if let Some((path, error)) = error.failed_sync() {
-                    stop_process(path, error);
-                }
                 // The log is kept meanwhile, so nothing is lost.
                 tracing::warn!(%error, "a flush is put off");
                 false

@@ -1,7 +1,5 @@
 //! What can go wrong with a shard's replica.
 
-use std::path::Path;
-
 use evershard_storage::rocks::StoreError;
 
 use super::small_codec::SmallStateError;
@@ -64,15 +62,6 @@ pub enum ShardError {
 }
 
 impl ShardError {
-    /// The failed sync behind this, if it is one: what was written before may be gone, so the process must end.
-    #[must_use]
-    pub fn failed_sync(&self) -> Option<(&Path, &std::io::Error)> {
-        match self {
-            ShardError::Store { source: StoreError::Sync { path, source }, .. } => Some((path, source)),
-            _ => None,
-        }
-    }
-
     /// True when what is on disk is not what was written: the replica has lost something. Everything else (a full disk, no
     /// descriptors, a slow log, a snapshot in between) may pass, and nothing is lost while the log is kept.
     #[must_use]

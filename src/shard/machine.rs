@@ -407,7 +407,7 @@ impl StateMachine for ShardMachine {
         Ok(answers)
     }
 
-    fn appended(&self, command: &Bytes) {
+    fn announced(&self, command: &Bytes) {
         if let Some(prefetches) = &self.prefetches {
             prefetches.hint(&self.rows, command);
         }

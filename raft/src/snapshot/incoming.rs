@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Nothing of this is synced while chunks arrive, but for files that are whole. After a restart each recorded chunk is read
-//! again and compared with its crc32: what a power cut tore or lost is simply not here, and is fetched again.
+//! again and compared with its crc32: what a power cut tore or lost is simply not here, and is fetched again. A failed sync
+//! ends the process.
 //!
 //! Invariants:
 //! - the journal's name belongs to the manifest: records are never taken for those of another transfer's files;
@@ -23,7 +24,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
-use evershard_storage::disk::{RealDisk, read_whole, write_durably};
+use evershard_storage::disk::{
+    RealDisk, read_whole, sync_folder_or_stop, sync_or_stop, write_durably_or_stop,
+};
 
 use super::chunk_map::ChunkMap;
 use super::message::{Begin, FileEntry};
@@ -90,7 +93,7 @@ impl Incoming {
         }
         // From here on the earlier transfer is not known any more.
         let manifest = folder.join(MANIFEST);
-        write_durably(&RealDisk, &manifest, &encode_manifest(&begin))
+        write_durably_or_stop(&manifest, &encode_manifest(&begin))
             .map_err(|source| io_error(&manifest, source))?;
         let started = Self { folder: folder.to_owned(), begin, maps, journal };
         started.remove_strangers()?;
@@ -100,8 +103,7 @@ impl Incoming {
                 make_folders(parent)?;
             }
             if started.begin.files[number].bytes == 0 {
-                let file = create(&path)?;
-                file.sync_all().map_err(|source| io_error(&path, source))?;
+                sync_or_stop(&path, &create(&path)?);
             }
         }
         Ok(started)
@@ -200,7 +202,8 @@ impl Incoming {
         if self.maps[number].front().bytes == self.begin.files[number].bytes {
             let bytes = self.begin.files[number].bytes;
             // An earlier transfer's file may have been longer.
-            file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|source| io_error(&path, source))?;
+            file.set_len(bytes).map_err(|source| io_error(&path, source))?;
+            sync_or_stop(&path, &file);
         }
         Ok(())
     }
@@ -218,9 +221,8 @@ impl Incoming {
         let mut folders = vec![self.files()];
         for number in 0..self.begin.files.len() {
             let path = self.path(number);
-            File::open(&path)
-                .and_then(|opened| opened.sync_all())
-                .map_err(|source| io_error(&path, source))?;
+            let opened = File::open(&path).map_err(|source| io_error(&path, source))?;
+            sync_or_stop(&path, &opened);
             if let Some(parent) = path.parent()
                 && !folders.iter().any(|known| known == parent)
             {
@@ -228,9 +230,7 @@ impl Incoming {
             }
         }
         for folder in &folders {
-            File::open(folder)
-                .and_then(|opened| opened.sync_all())
-                .map_err(|source| io_error(folder, source))?;
+            sync_folder_or_stop(folder).map_err(|source| io_error(folder, source))?;
         }
         Ok(())
     }

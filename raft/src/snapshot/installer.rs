@@ -276,8 +276,8 @@ impl Installer {
             _ => return Err(unknown(transfer).into()),
         };
         if let Err(SnapshotError::Io { .. } | SnapshotError::NoSpace { .. }) = &outcome {
-            // A full disk gets its room back at once, for the log's sake; after any other error, a failed sync above all,
-            // nothing that was written is believed.
+            // A full disk gets its room back at once, for the log's sake; after any other error nothing that was written is
+            // believed.
             self.discard(&mut state);
         }
         Ok(outcome?)

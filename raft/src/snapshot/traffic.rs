@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! - the rate is the node's, however many receivers there are; chunks take their turns in the order they asked;
+//! - while the node's log takes in pushes a lower rate holds: a snapshot may take its time, a training step may not;
 //! - a few transfers go on at once, and the others wait: memory does not grow with the number of groups.
 //!
 //! Not here: names of metrics (the server), progress of one transfer (`stream`).
@@ -73,6 +74,8 @@ pub struct SnapshotFigures {
 pub struct SnapshotTraffic<RT: Runtime = Tokio> {
     counters: Arc<SnapshotCounters>,
     bytes_per_second: Option<u64>,
+    busy_bytes_per_second: Option<u64>,
+    log: Mutex<LogLoad<RT>>,
     /// When the next chunk may go.
     next_at: Mutex<Option<RT::Instant>>,
     rate: Mutex<RateMeter<RT>>,
@@ -83,6 +86,39 @@ pub struct SnapshotTraffic<RT: Runtime = Tokio> {
 struct RateMeter<RT: Runtime> {
     sampled: Option<(RT::Instant, u64)>,
     bytes_per_second: u64,
+}
+
+/// Tells how many bytes a node's log has taken in since it was opened.
+pub type LogWritten = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// A log that takes in more than this, in bytes a second, is busy: heartbeats and a few small pushes are less.
+const BUSY_BYTES_PER_SECOND: f64 = (1 << 20) as f64;
+/// Between two looks at the log, at the least.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Whether the node's log was busy, as of the last look.
+struct LogLoad<RT: Runtime> {
+    written: Option<LogWritten>,
+    looked: Option<(RT::Instant, u64)>,
+    is_busy: bool,
+}
+
+impl<RT: Runtime> LogLoad<RT> {
+    fn is_busy(&mut self) -> bool {
+        let Some(written) = &self.written else { return false };
+        let now = RT::Instant::now();
+        match self.looked {
+            Some((at, _)) if now - at < LOOK_EVERY => {}
+            Some((at, before)) => {
+                let bytes = written();
+                let rate = bytes.saturating_sub(before) as f64 / (now - at).as_secs_f64();
+                self.is_busy = rate > BUSY_BYTES_PER_SECOND;
+                self.looked = Some((now, bytes));
+            }
+            None => self.looked = Some((now, written())),
+        }
+        self.is_busy
+    }
 }
 
 /// Between two samples, at the least.
@@ -112,6 +148,8 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
         Arc::new(Self {
             counters: Arc::default(),
             bytes_per_second: limits.snapshot_bytes_per_second,
+            busy_bytes_per_second: limits.snapshot_busy_bytes_per_second,
+            log: Mutex::new(LogLoad { written: None, looked: None, is_busy: false }),
             next_at: Mutex::new(None),
             rate: Mutex::new(RateMeter { sampled: None, bytes_per_second: 0 }),
             transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
@@ -136,6 +174,21 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
         }
     }
 
+    /// From now on `written` says how many bytes the node's log has taken in, over all groups, since it was opened.
+    pub(crate) fn watch_log(&self, written: LogWritten) {
+        self.log.lock().written = Some(written);
+    }
+
+    /// Bytes a second that may go now.
+    fn rate(&self) -> Option<u64> {
+        match self.busy_bytes_per_second {
+            Some(busy) if self.log.lock().is_busy() => {
+                Some(self.bytes_per_second.map_or(busy, |rate| rate.min(busy)))
+            }
+            _ => self.bytes_per_second,
+        }
+    }
+
     pub(crate) fn counters(&self) -> &Arc<SnapshotCounters> {
         &self.counters
     }
@@ -148,7 +201,7 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
 
     /// Waits until `bytes` may go.
     pub(crate) async fn wait_for(&self, bytes: usize) {
-        let Some(rate) = self.bytes_per_second else { return };
+        let Some(rate) = self.rate() else { return };
         let now = RT::Instant::now();
         let at = {
             let mut next_at = self.next_at.lock();
@@ -164,10 +217,40 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use openraft::AsyncRuntime;
     use openraft_rt_sim::SimRuntime;
 
     use super::*;
+
+    #[test]
+    fn a_busy_log_has_the_right_of_way() {
+        let limits = RaftLimits {
+            snapshot_bytes_per_second: Some(10_000_000),
+            snapshot_busy_bytes_per_second: Some(1_000_000),
+            ..RaftLimits::default()
+        };
+        SimRuntime::with_seed(1).block_on(async move {
+            let traffic = SnapshotTraffic::<SimRuntime>::new(&limits);
+            let written = Arc::new(AtomicU64::new(0));
+            let seen = Arc::clone(&written);
+            traffic.watch_log(Arc::new(move || seen.load(Ordering::Relaxed)));
+            let mut took = Vec::new();
+            // A silent log, one that takes in 5 MB a second, a silent one.
+            for pushed in [0, 500_000, 0] {
+                let began = <SimRuntime as AsyncRuntime>::Instant::now();
+                for _ in 0..100 {
+                    traffic.wait_for(100_000).await;
+                    // As much as comes in a tenth of a second.
+                    written.fetch_add(pushed, Ordering::Relaxed);
+                }
+                took.push(<SimRuntime as AsyncRuntime>::Instant::now() - began);
+            }
+            let seconds: Vec<f64> = took.iter().map(Duration::as_secs_f64).collect();
+            assert!(seconds[0] < 1.1 && seconds[1] > 8.0 && seconds[2] < 2.0, "{seconds:?}");
+        });
+    }
 
     #[test]
     fn receivers_share_one_rate() {

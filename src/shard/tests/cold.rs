@@ -169,7 +169,7 @@ fn hinted_rows_come_to_memory_before_they_are_applied() {
     let prefetcher = Prefetcher::start().expect("threads");
     let home = tempfile::tempdir().expect("a folder");
     let machine = cold(home.path(), &prefetcher, 5);
-    machine.appended(&push_of_three(6));
+    machine.announced(&push_of_three(6));
     // Ends, with what was hinted done, though the machine still has its end of the queue.
     drop(prefetcher);
     assert_eq!(machine.status().tables[0].resident, 3);
@@ -188,13 +188,13 @@ fn rows_that_nobody_prefetched_are_read_by_apply_and_counted() {
     // Too late: apply was faster.
     apply(&machine, command(7, push_of_three(6)));
     assert_eq!(counted(&machine), (0, 3));
-    machine.appended(&push_of_three(6));
+    machine.announced(&push_of_three(6));
     drop(prefetcher);
     assert_eq!(counted(&machine), (0, 3), "what is in memory is not prefetched");
     // Nobody takes hints any more.
     let row: &[f32] = &[-1.0];
     let rest = one(1, 7, 2, Operation::Gradient, &[(3, row), (4, row), (5, row)]);
-    machine.appended(&rest);
+    machine.announced(&rest);
     apply(&machine, command(8, rest));
     assert_eq!(counted(&machine), (0, 5));
     for (id, sum) in [(1, 2.0), (3, 3.0), (5, 2.0), (100, 1.0)] {

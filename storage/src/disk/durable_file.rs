@@ -38,11 +38,11 @@ pub fn read_whole(disk: &dyn Disk, path: &Path, bytes_max: u64) -> io::Result<Ve
     Ok(bytes)
 }
 
-fn parent(path: &Path) -> io::Result<&Path> {
+pub(super) fn parent(path: &Path) -> io::Result<&Path> {
     path.parent().ok_or_else(|| no_name(path))
 }
 
-fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+pub(super) fn temporary_name(path: &Path) -> io::Result<PathBuf> {
     let mut name = path.file_name().ok_or_else(|| no_name(path))?.to_os_string();
     name.push(".tmp");
     Ok(path.with_file_name(name))

@@ -11,11 +11,13 @@
 //! Not here: RocksDB, which does its own I/O.
 
 mod durable_file;
+mod fatal;
 mod free_space;
 mod hints;
 mod real_disk;
 
 pub use durable_file::{read_whole, write_durably};
+pub use fatal::{FatalHandler, stop_process, sync_folder_or_stop, sync_or_stop, write_durably_or_stop};
 pub use free_space::FreeSpace;
 pub use hints::forget_cached;
 pub use real_disk::RealDisk;

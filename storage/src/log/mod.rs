@@ -44,6 +44,6 @@ pub use entry::{Entry, EntryId, GroupKey, GroupLogState, QuarantineCause};
 pub use error::LogError;
 pub use group_log::{DurableCallback, GroupLog};
 pub use node_log::{Log, LogStats, QuarantinedGroup, RecoveredGroup, Recovery};
-pub use options::{Driver, Durability, FatalHandler, LogOptions, stop_process, system_boot_id};
+pub use options::{Driver, Durability, LogOptions, system_boot_id};
 pub use record::BODY_BYTES_MAX;
 pub use room::LogRoom;

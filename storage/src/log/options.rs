@@ -3,9 +3,9 @@
 //! Not here: reading these from a configuration file (the server's), the groups.
 
 use super::LogError;
+use crate::disk::{FatalHandler, stop_process};
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,9 +31,6 @@ pub enum Driver {
     /// Every call commits what is queued, and does the background work, before it returns.
     Inline,
 }
-
-/// Called once, when a write or a sync failed: path and error. In production it ends the process.
-pub type FatalHandler = Arc<dyn Fn(&Path, &io::Error) + Send + Sync>;
 
 /// How a node's log is to be run.
 #[derive(Clone)]
@@ -118,12 +115,4 @@ pub fn system_boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|id| id.trim().to_owned())
         .unwrap_or_default()
-}
-
-/// Says what failed and ends the process at once, with status 74. The default fatal handler; also for whoever else finds
-/// that a sync failed.
-pub fn stop_process(path: &Path, error: &io::Error) {
-    tracing::error!(path = %path.display(), %error, "the log cannot be written: stopping the node");
-    eprintln!("evershard: fatal: cannot write or sync {}: {error}; stopping the node", path.display());
-    std::process::exit(74);
 }

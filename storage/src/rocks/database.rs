@@ -13,6 +13,7 @@ use rocksdb::{DB, IngestExternalFileOptions, Options, ReadOptions};
 
 use super::durable;
 use super::error::StoreError;
+use super::meta_record::MetaRecord;
 use super::old_tombstones::ReplayedTo;
 use super::options::RocksShared;
 use crate::codec::decode_row;
@@ -42,15 +43,28 @@ struct Open {
 }
 
 impl Database {
+    /// Opens the folder that `record` names.
     pub(super) fn open(
         path: PathBuf,
         shared: &RocksShared,
         create: bool,
-        replayed_to: u64,
+        record: &MetaRecord,
     ) -> Result<Self, StoreError> {
         let replayed = ReplayedTo::default();
-        replayed.set(replayed_to);
-        let open = RwLock::new(Some(open_folder(&path, shared, create, &replayed)?));
+        replayed.set(record.state.replayed_to());
+        // Opening makes another one.
+        let current = std::fs::read_to_string(path.join("CURRENT")).unwrap_or_default();
+        let opened = open_folder(&path, shared, create, &replayed)?;
+        // A MANIFEST that ends in the middle of a record is taken by RocksDB for what a crash leaves, and what stood behind is
+        // forgotten without a word.
+        let found = opened.db.latest_sequence_number();
+        if found < record.sequence {
+            let expected = record.sequence;
+            let what =
+                format_args!("it ends at run {found}, {expected} have been taken in: its end is missing");
+            return Err(StoreError::corrupt(&path.join(current.trim()), what));
+        }
+        let open = RwLock::new(Some(opened));
         Ok(Self {
             path,
             shared: shared.clone(),
@@ -96,15 +110,20 @@ impl Database {
         move |error| StoreError::rocks(&self.path, doing, &error)
     }
 
-    /// Takes in files, all or none. Later files win over earlier ones, and all over what is there.
-    pub(super) fn ingest(&self, files: &[PathBuf]) -> Result<(), StoreError> {
+    /// Takes in files, all or none. Later files win over earlier ones, and all over what is there. Answers the sequence number
+    /// that this has reached: higher than before.
+    pub(super) fn ingest(&self, files: &[PathBuf]) -> Result<u64, StoreError> {
         let mut options = IngestExternalFileOptions::default();
         options.set_move_files(true);
         // Iterators of ours may be older than the run; RocksDB gives it a sequence number of its own.
         options.set_snapshot_consistency(true);
         options.set_allow_global_seqno(true);
         options.set_allow_blocking_flush(true);
-        self.db()?.ingest_external_file_opts(&options, files.to_vec()).map_err(self.error("ingest a run"))
+        let db = self.db()?;
+        // With a snapshot held every run gets a sequence number, also one whose keys are new: see `MetaRecord::sequence`.
+        let _held = db.snapshot();
+        db.ingest_external_file_opts(&options, files.to_vec()).map_err(self.error("ingest a run"))?;
+        Ok(db.latest_sequence_number())
     }
 
     /// Calls `found` with every row in order, of one table or of all, until it says to stop. `opened` is called once what is to

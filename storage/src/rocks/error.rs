@@ -1,6 +1,6 @@
 //! What can go wrong with a replica's store, typed, naming the file.
 //!
-//! Not here: what to do about it (the server: [`StoreError::Sync`] ends the process, [`StoreError::Corrupt`] quarantines the
+//! Not here: what to do about it ([`StoreError::Sync`] ends the process, see [`super::RocksShared`]; the server: [`StoreError::Corrupt`] quarantines the
 //! replica, disk full holds pushes).
 
 use std::io;
@@ -114,7 +114,15 @@ impl StoreError {
         if error.kind() == rocksdb::ErrorKind::Corruption {
             return Self::corrupt(path, format_args!("RocksDB cannot {doing}: {error}"));
         }
-        Self::Rocks { path: path.to_owned(), doing, message: error.as_ref().to_owned() }
+        // Its C interface gives text only; this is what it says of its own syncs, of the MANIFEST's above all.
+        let message = error.as_ref();
+        if ["While fsync", "While fdatasync", "While sync_file_range"]
+            .iter()
+            .any(|sync| message.contains(sync))
+        {
+            return Self::sync(path, io::Error::other(format!("RocksDB cannot {doing}: {message}")));
+        }
+        Self::Rocks { path: path.to_owned(), doing, message: message.to_owned() }
     }
 
     /// Whether what is here is not what was written, or not all of it: the replica has lost something.

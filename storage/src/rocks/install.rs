@@ -27,6 +27,10 @@ impl ReplicaStore {
     /// [`StoreError::IdentityMismatch`] when it is of another cluster or group, [`StoreError::Refused`] when it is behind
     /// what is here, [`StoreError::Corrupt`] when it is not whole: the old state is still there.
     pub fn replace_with(&self, directory: &Path) -> Result<FlushedState, StoreError> {
+        self.shared().watch(self.install(directory))
+    }
+
+    fn install(&self, directory: &Path) -> Result<FlushedState, StoreError> {
         let mut changes = self.changes()?;
         let ours = self.current.read().record.clone();
         let meta = directory.join(ReplicaFile::Meta.to_string());
@@ -44,8 +48,7 @@ impl ReplicaStore {
             });
         }
 
-        let record =
-            MetaRecord { identity: ours.identity, generation: ours.generation + 1, state: received.state };
+        let record = MetaRecord { identity: ours.identity, generation: ours.generation + 1, ..received };
         let rocks = directory.join(ReplicaFile::LinkedRocks.to_string());
         let place = self.rocks_path(record.generation);
         durable::remove_directory(&place)?;
@@ -53,7 +56,7 @@ impl ReplicaStore {
         fail::fail_point!("install::before_move");
         fs::rename(&rocks, &place).map_err(|source| StoreError::io(&rocks, source))?;
         let opened = durable::sync_directory(self.directory())
-            .and_then(|()| Database::open(place.clone(), self.shared(), false, record.state.replayed_to()));
+            .and_then(|()| Database::open(place.clone(), self.shared(), false, &record));
         let database = match opened {
             Ok(database) => Arc::new(database),
             Err(error) => {

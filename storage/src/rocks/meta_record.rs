@@ -5,10 +5,11 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version, 1
-//! u32  crc32 of everything behind this field
+//! u32  version, 2
+//! u32  crc32 of the version and of everything behind this field (version 1: only of what is behind it)
 //! u64  length of the rest
 //! u64  generation: RocksDB is in rocks-<generation>
+//! u64  sequence: RocksDB's sequence number is at least this   (version 1: not there)
 //! u64  node   u64 group   u32 shard   u64 replica
 //! u32+ cluster
 //! u64  complete_at
@@ -33,7 +34,9 @@ use crate::disk::{Disk, read_whole};
 use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version before: without a sequence.
+const VERSION_1: u32 = 1;
 const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
 /// More than any small state; a longer file is not ours, and is not read into memory.
 const BYTES_MAX: u64 = 2 << 30;
@@ -43,6 +46,9 @@ const BYTES_MAX: u64 = 2 << 30;
 pub(super) struct MetaRecord {
     pub(super) identity: ReplicaIdentity,
     pub(super) generation: u64,
+    /// What RocksDB's sequence number had reached when the last run was in. Each run raises it, so a RocksDB that has
+    /// forgotten a run (a MANIFEST that lost its end, which RocksDB takes for a crash) is behind it.
+    pub(super) sequence: u64,
     pub(super) state: FlushedState,
 }
 
@@ -88,6 +94,7 @@ impl MetaRecord {
         // Checksum and length, filled in at the end.
         bytes.extend_from_slice(&[0; 12]);
         bytes.extend_from_slice(&self.generation.to_le_bytes());
+        bytes.extend_from_slice(&self.sequence.to_le_bytes());
         bytes.extend_from_slice(&self.identity.node.to_le_bytes());
         bytes.extend_from_slice(&self.identity.group.to_le_bytes());
         bytes.extend_from_slice(&self.identity.shard.to_le_bytes());
@@ -103,7 +110,7 @@ impl MetaRecord {
         put_block(&mut bytes, &self.state.small_state)?;
         let length = (bytes.len() - HEAD_BYTES) as u64;
         bytes[16..24].copy_from_slice(&length.to_le_bytes());
-        let crc = crc32fast::hash(&bytes[16..]);
+        let crc = checksum(VERSION, &bytes[16..]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
         (bytes.len() as u64 <= BYTES_MAX).then_some(bytes)
     }
@@ -120,22 +127,23 @@ impl MetaRecord {
         }
         let version = reader.u32("version").map_err(text)?;
         let crc = reader.u32("crc").map_err(text)?;
-        if crc != crc32fast::hash(reader.rest()) {
+        if crc != checksum(version, reader.rest()) {
             return damaged("checksum does not match".to_owned());
         }
         // Whole, and still not ours: not damage.
-        if version != VERSION {
+        if version != VERSION && version != VERSION_1 {
             return Err(Unfit::OtherVersion(version));
         }
         let length = reader.u64("length").map_err(text)?;
         if length != reader.rest().len() as u64 {
             return damaged(format!("length {length}, {} bytes are there", reader.rest().len()));
         }
-        Self::decode_body(reader).map_err(text)
+        Self::decode_body(version, reader).map_err(text)
     }
 
-    fn decode_body(mut reader: Reader<'_>) -> Result<Self, DecodeError> {
+    fn decode_body(version: u32, mut reader: Reader<'_>) -> Result<Self, DecodeError> {
         let generation = reader.u64("generation")?;
+        let sequence = if version == VERSION_1 { 0 } else { reader.u64("sequence")? };
         let node = reader.u64("node")?;
         let group = reader.u64("group")?;
         let shard = reader.u32("shard")?;
@@ -160,6 +168,7 @@ impl MetaRecord {
         Ok(Self {
             identity: ReplicaIdentity { cluster, node, group, shard, replica },
             generation,
+            sequence,
             state: FlushedState {
                 replay_from: replayed.then_some(position),
                 complete_at,
@@ -168,6 +177,16 @@ impl MetaRecord {
             },
         })
     }
+}
+
+/// From version 2 on a changed version is damage like any other.
+fn checksum(version: u32, rest: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    if version != VERSION_1 {
+        crc.update(&version.to_le_bytes());
+    }
+    crc.update(rest);
+    crc.finalize()
 }
 
 fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
@@ -194,6 +213,7 @@ mod tests {
                 replica: 0x0405,
             },
             generation: 7,
+            sequence: 12,
             state: FlushedState {
                 replay_from: Some(Position { term: 8, leader: 9, index: 10 }),
                 complete_at: 11,
@@ -204,37 +224,45 @@ mod tests {
     }
 
     /// Never change this file: stores in the field are read with it. A new layout gets a new version and a new file.
-    const GOLDEN: &[u8] = include_bytes!("golden/meta-1.bin");
+    const GOLDEN: &[u8] = include_bytes!("golden/meta-2.bin");
+    /// What builds before the sequence wrote.
+    const GOLDEN_1: &[u8] = include_bytes!("golden/meta-1.bin");
 
     #[test]
-    fn version_1_stays_as_it_is() {
-        assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
+    fn the_layout_stays_as_it_is() {
         assert_eq!(example().encode().as_deref(), Some(GOLDEN));
+        assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
+        assert_eq!(MetaRecord::decode(GOLDEN_1), Ok(MetaRecord { sequence: 0, ..example() }));
     }
 
     #[test]
     fn another_version_is_no_damage() {
         let mut newer = GOLDEN.to_vec();
-        newer[8] = 2;
-        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(2)));
+        newer[8] = 3;
+        let crc = checksum(3, &newer[16..]);
+        newer[12..16].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(3)));
         let directory = Path::new("/replica");
         let disk = SimDisk::new(1);
         disk.create_dir_all(directory).unwrap();
         disk.create(&directory.join("meta")).unwrap().write_all_at(&newer, 0).unwrap();
         let error = MetaRecord::read(&disk, directory).unwrap_err();
-        assert!(matches!(error, StoreError::OtherVersion { found: 2, known: 1, .. }), "{error}");
+        assert!(matches!(error, StoreError::OtherVersion { found: 3, known: 2, .. }), "{error}");
         assert!(!error.is_damage(), "an older build must not have it rebuilt");
     }
 
     #[test]
     fn damage_to_any_byte_is_noticed() {
-        for at in 0..GOLDEN.len() {
-            for flip in [1, 0x80, 0xff] {
-                let mut bytes = GOLDEN.to_vec();
-                bytes[at] ^= flip;
-                assert!(MetaRecord::decode(&bytes).is_err(), "byte {at} ^ {flip}");
+        let is_damage = |bytes: &[u8]| matches!(MetaRecord::decode(bytes), Err(Unfit::Damaged(_)));
+        for golden in [GOLDEN, GOLDEN_1] {
+            for at in 0..golden.len() {
+                for flip in [1, 2, 3, 0x80, 0xff] {
+                    let mut bytes = golden.to_vec();
+                    bytes[at] ^= flip;
+                    assert!(is_damage(&bytes), "byte {at} ^ {flip}");
+                }
+                assert!(is_damage(&golden[..at]), "cut at {at}");
             }
-            assert!(MetaRecord::decode(&GOLDEN[..at]).is_err(), "cut at {at}");
         }
         assert!(MetaRecord::decode(&[GOLDEN, &[0]].concat()).is_err());
     }
@@ -293,12 +321,13 @@ mod tests {
     proptest! {
         #[test]
         fn records_round_trip(
-            cluster: String, node: u64, group: u64, shard: u32, replica: u64, generation: u64, complete_at: u64,
+            cluster: String, node: u64, group: u64, shard: u32, replica: u64, generation: u64, sequence: u64, complete_at: u64,
             position: Option<(u64, u64, u64)>, membership: Vec<u8>, small_state: Vec<u8>,
         ) {
             let record = MetaRecord {
                 identity: ReplicaIdentity { cluster, node, group, shard, replica },
                 generation,
+                sequence,
                 state: FlushedState {
                     replay_from: position.map(|(term, leader, index)| Position { term, leader, index }),
                     complete_at,
@@ -317,7 +346,9 @@ mod tests {
         ) {
             let found = frugal(bytes.len(), || MetaRecord::decode(&bytes));
             prop_assert_eq!(found.is_ok(), bytes == GOLDEN);
-            let _ = frugal(body.len(), || MetaRecord::decode_body(Reader::new(&body)));
+            for version in [VERSION_1, VERSION] {
+                let _ = frugal(body.len(), || MetaRecord::decode_body(version, Reader::new(&body)));
+            }
         }
     }
 }

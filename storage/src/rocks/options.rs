@@ -13,6 +13,7 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Env, LogLevel, Option
 
 use super::error::StoreError;
 use super::old_tombstones::{OldTombstones, ReplayedTo};
+use crate::disk::{FatalHandler, stop_process};
 
 /// What an operator may set; one for all replicas of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,6 +72,7 @@ pub struct RocksShared {
     base: Options,
     /// Files of sorted runs.
     run: Arc<Options>,
+    on_failed_sync: FatalHandler,
 }
 
 impl std::fmt::Debug for RocksShared {
@@ -93,16 +95,36 @@ impl RocksShared {
         let cache = Cache::new_lru_cache(options.block_cache_bytes);
         let write_buffers =
             WriteBufferManager::new_write_buffer_manager_with_cache(8 << 20, false, cache.clone());
-        let mut base = Options::default();
+        // Every run is taken in under a snapshot (`Database::ingest`), and letting go of one would have RocksDB write files of the
+        // last level again only to forget their sequence numbers.
+        let mut base = Options::default()
+            .get_options_from_string("bottommost_file_compaction_delay=4294967295")
+            .map_err(|error| StoreError::rocks(Path::new("."), "make options", &error))?;
         let rate = i64::try_from(options.compaction_bytes_per_s).unwrap_or(i64::MAX);
         base.set_ratelimiter(rate.max(1 << 20), 100_000, 10);
         let run = Arc::new(Options::default());
-        let mut shared = Self { options, env, cache, write_buffers, base, run };
+        let mut shared =
+            Self { options, env, cache, write_buffers, base, run, on_failed_sync: Arc::new(stop_process) };
         let mut run = shared.database(false, &ReplayedTo::default());
         // A run is compacted soon, and floats hardly compress: no time for it where training competes for the processor.
         run.set_compression_type(DBCompressionType::None);
         shared.run = Arc::new(run);
         Ok(shared)
+    }
+
+    /// Calls `handler` instead of ending the process when a sync of a store has failed.
+    #[must_use]
+    pub fn with_failed_sync_handler(mut self, handler: FatalHandler) -> Self {
+        self.on_failed_sync = handler;
+        self
+    }
+
+    /// What a store does with whatever it answers: a failed sync goes no further than this, in production.
+    pub(super) fn watch<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::Sync { path, source }) = &result {
+            (self.on_failed_sync)(path, source);
+        }
+        result
     }
 
     /// What it was made with.

@@ -85,13 +85,26 @@ impl ReplicaStore {
         identity: &ReplicaIdentity,
         shared: &RocksShared,
     ) -> Result<Self, StoreError> {
+        shared.watch(Self::create_new(directory, identity, shared))
+    }
+
+    fn create_new(
+        directory: &Path,
+        identity: &ReplicaIdentity,
+        shared: &RocksShared,
+    ) -> Result<Self, StoreError> {
         match find_record(directory) {
             Err(StoreError::Absent { .. }) => {}
             Ok(_) => return Err(StoreError::Exists { path: directory.to_owned() }),
             Err(error) => return Err(error),
         }
         fs::create_dir_all(directory).map_err(|source| StoreError::io(directory, source))?;
-        let record = MetaRecord { identity: identity.clone(), generation: 1, state: FlushedState::default() };
+        let record = MetaRecord {
+            identity: identity.clone(),
+            generation: 1,
+            sequence: 0,
+            state: FlushedState::default(),
+        };
         // The record comes first: a folder with data and no record is a mistake of somebody, never of a crash.
         record.write(&RealDisk, directory)?;
         if let Some(parent) = directory.parent() {
@@ -112,7 +125,7 @@ impl ReplicaStore {
     ) -> Result<(Self, FlushedState), StoreError> {
         let record = find_record(directory)?;
         expected.expect(&record.identity, &directory.join(ReplicaFile::Meta.to_string()))?;
-        let store = Self::open_found(directory, record, shared)?;
+        let store = shared.watch(Self::open_found(directory, record, shared))?;
         let state = store.state();
         Ok((store, state))
     }
@@ -123,8 +136,7 @@ impl ReplicaStore {
         fs::create_dir_all(&runs).map_err(|source| StoreError::io(&runs, source))?;
         // Nothing was ever flushed: the crash came before RocksDB was made, or it holds nothing that counts.
         let create = record.generation == 1 && record.state == FlushedState::default();
-        let replayed_to = record.state.replayed_to();
-        let database = Database::open(rocks_path(directory, record.generation), shared, create, replayed_to)?;
+        let database = Database::open(rocks_path(directory, record.generation), shared, create, &record)?;
         durable::sync_directory(directory)?;
         Ok(Self {
             directory: directory.to_owned(),
@@ -244,6 +256,15 @@ impl ReplicaStore {
     /// durable, `replay_from` has not moved, so the run's rows are still dirty.
     pub fn commit(
         &self,
+        run: RunWriter<'_>,
+        complete_at: u64,
+        replay: FlushedState,
+    ) -> Result<(), StoreError> {
+        self.shared.watch(self.commit_run(run, complete_at, replay))
+    }
+
+    fn commit_run(
+        &self,
         mut run: RunWriter<'_>,
         complete_at: u64,
         replay: FlushedState,
@@ -281,7 +302,7 @@ impl ReplicaStore {
         }
         fail::fail_point!("flush::before_ingest");
         if !files.is_empty() {
-            self.ingest(&mut changes, &files)?;
+            raised.sequence = self.ingest(&mut changes, &files)?;
         }
         fail::fail_point!("flush::before_meta");
         raised.state = FlushedState { complete_at, ..replay };
@@ -296,6 +317,10 @@ impl ReplicaStore {
     /// # Errors
     /// When the disk or RocksDB says no.
     pub fn delete_table(&self, table: u32) -> Result<(), StoreError> {
+        self.shared.watch(self.delete_rows_of(table))
+    }
+
+    fn delete_rows_of(&self, table: u32) -> Result<(), StoreError> {
         let mut run = self.begin_run()?;
         let mut changes = self.changes()?;
         if run.generation() != self.current.read().record.generation {
@@ -306,7 +331,7 @@ impl ReplicaStore {
         database.drop_files_of(table)?;
         run.drop_table(table);
         let files = run.finish()?;
-        self.ingest(&mut changes, &files)
+        self.ingest(&mut changes, &files).map(drop)
     }
 
     /// Makes `directory` (which does not exist, on the same file system) hold this store as it is now: hard links to its
@@ -315,6 +340,10 @@ impl ReplicaStore {
     /// # Errors
     /// When the disk or RocksDB says no; then nothing is left in `directory`.
     pub fn link_to(&self, directory: &Path) -> Result<FlushedState, StoreError> {
+        self.shared.watch(self.link_in(directory))
+    }
+
+    fn link_in(&self, directory: &Path) -> Result<FlushedState, StoreError> {
         let _changes = self.changes()?;
         let mut record = self.current.read().record.clone();
         fs::create_dir(directory).map_err(|source| StoreError::io(directory, source))?;
@@ -371,7 +400,7 @@ impl ReplicaStore {
         rocks_path(&self.directory, generation)
     }
 
-    pub(super) fn ingest(&self, changes: &mut Changes, files: &[PathBuf]) -> Result<(), StoreError> {
+    pub(super) fn ingest(&self, changes: &mut Changes, files: &[PathBuf]) -> Result<u64, StoreError> {
         // Whether the files are in is unknown then, and either is right: `complete_at` covers them.
         self.database().ingest(files).inspect_err(|_| changes.reopen = true)
     }

@@ -1,5 +1,5 @@
 //! Runs a child process under ptrace, counts its system calls that change files below a folder, and kills it at one of them:
-//! the call is not made. So a crash at every I/O is a loop over a number, RocksDB's own I/O included.
+//! the call is not made. So a crash at every I/O is a loop over a number, RocksDB's own I/O included. Or one sync fails.
 //!
 //! It also follows what is synced: which files and folders have changes that a power cut would take.
 //!
@@ -30,8 +30,18 @@ pub(crate) enum Call {
 pub(crate) enum Ended {
     /// At the call that it was told.
     Killed(Call),
-    /// By itself, after this many calls.
-    Done(u64),
+    /// By itself, after so many calls, with this status.
+    Done { calls: u64, code: i32 },
+}
+
+/// What happens to the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum At {
+    Nothing,
+    /// It is killed at this call, from 1.
+    Kill(u64),
+    /// This sync of its files, from 1, is not made and fails.
+    FailSync(u64),
 }
 
 /// Paths whose last change is not synced.
@@ -75,14 +85,14 @@ impl Dirty {
     }
 }
 
-/// Runs `command`; kills it at its `kill_at`-th call below `folder` (from 1). Every call is shown to `seen` first.
+/// Runs `command` and does to it what `at` says, counting calls below `folder`. Every call is shown to `seen` first.
 ///
 /// # Errors
 /// When the system lets nobody be traced.
 pub(crate) fn run(
     mut command: Command,
     folder: &Path,
-    kill_at: Option<u64>,
+    at: At,
     mut seen: impl FnMut(&Call),
 ) -> io::Result<Ended> {
     // SAFETY: ptrace with TRACEME looks at no arguments and is async-signal-safe.
@@ -96,7 +106,7 @@ pub(crate) fn run(
     #[allow(clippy::zombie_processes)]
     let child = command.spawn()?;
     let main = libc::pid_t::try_from(child.id()).expect("a pid");
-    let mut count = 0;
+    let (mut count, mut syncs) = (0, 0);
     let mut is_set_up = false;
     loop {
         let mut status = 0;
@@ -109,11 +119,10 @@ pub(crate) fn run(
             if thread != main {
                 continue;
             }
-            assert!(
-                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-                "the child failed: {status:#x}"
-            );
-            return Ok(Ended::Done(count));
+            let code = libc::WEXITSTATUS(status);
+            let is_expected = code == 0 || (code == 74 && matches!(at, At::FailSync(_)));
+            assert!(libc::WIFEXITED(status) && is_expected, "the child failed: {status:#x}");
+            return Ok(Ended::Done { calls: count, code });
         }
         let mut pass_on = 0;
         let signal = libc::WSTOPSIG(status);
@@ -125,7 +134,11 @@ pub(crate) fn run(
             if let Some(call) = entered(thread, folder)? {
                 seen(&call);
                 count += 1;
-                if kill_at == Some(count) {
+                syncs += u64::from(matches!(call, Call::Sync(_)));
+                if at == At::FailSync(syncs) && matches!(call, Call::Sync(_)) {
+                    skip(thread)?;
+                }
+                if at == At::Kill(count) {
                     // SAFETY: kill takes no pointers; the child is stopped, so the number is its own.
                     unsafe { libc::kill(main, libc::SIGKILL) };
                     reap(main);
@@ -138,6 +151,18 @@ pub(crate) fn run(
         // One that was killed meanwhile is waited for above.
         let _ = ptrace(libc::PTRACE_SYSCALL, thread, 0, pass_on);
     }
+}
+
+/// The call that a thread is about to make is not made, and fails with ENOSYS.
+#[cfg(target_arch = "x86_64")]
+fn skip(thread: libc::pid_t) -> io::Result<()> {
+    let number = std::mem::offset_of!(libc::user_regs_struct, orig_rax);
+    ptrace(libc::PTRACE_POKEUSER, thread, number, usize::MAX)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn skip(_: libc::pid_t) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 fn reap(main: libc::pid_t) {
