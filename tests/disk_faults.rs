@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use support::frozen_disk::FrozenDisk;
 use support::laggard::{applied, leave_behind};
+use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, finish_all, wait_progress};
 use support::trainer::{Table, Trainer};
 use support::{Cluster, Options, eventually};
@@ -23,6 +24,8 @@ struct Run {
     cluster: Cluster,
     table: Table,
     pushers: Vec<Pusher>,
+    /// What was acknowledged to pushers that have ended.
+    ledger: Ledger,
 }
 
 impl Run {
@@ -39,11 +42,45 @@ impl Run {
     async fn over(cluster: Cluster) -> Self {
         let trainer = Trainer::connect(&cluster.endpoints()).await;
         let table = trainer.integers("audit", DIM).await;
+        let mut run = Run { cluster, table, pushers: Vec::new(), ledger: Ledger::default() };
+        run.push().await;
+        run
+    }
+
+    /// From now on there are pushes.
+    async fn push(&mut self) {
         let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
-        let pushers: Vec<Pusher> =
-            (0..2).map(|seed| Pusher::start(cluster.endpoints(), load.clone(), seed)).collect();
-        wait_progress(&pushers, 10).await;
-        Run { cluster, table, pushers }
+        let pushers = (0..2).map(|seed| Pusher::start(self.cluster.endpoints(), load.clone(), seed));
+        self.pushers = pushers.collect();
+        wait_progress(&self.pushers, 10).await;
+    }
+
+    /// From now on there are none.
+    async fn rest(&mut self) {
+        let ledger = finish_all(self.pushers.drain(..)).await;
+        self.ledger.merge(&ledger);
+        self.cluster.wait_caught_up().await;
+    }
+
+    async fn assert_exact(&self) {
+        self.ledger.assert_matches(&self.table.pull(&self.ledger.ids()).await.unwrap(), DIM);
+    }
+
+    /// The victim says that it is not ready because its disk does not answer, and leads nothing any more.
+    async fn wait_gives_way(&self) {
+        eventually("it says so", || async {
+            let ready = self.cluster.node(VICTIM).http("/readyz").await;
+            let said = ready.contains("503") && ready.contains("has waited for its disk");
+            if said { Ok(()) } else { Err(ready) }
+        })
+        .await;
+        for shard in self.cluster.shards() {
+            eventually("another leads", || async {
+                let now = self.cluster.leader_now(shard).await.filter(|id| *id != VICTIM);
+                now.ok_or_else(|| "not yet".to_owned())
+            })
+            .await;
+        }
     }
 
     async fn lead_all(&self) {
@@ -66,12 +103,11 @@ impl Run {
     async fn finish(mut self) {
         self.cluster.wait_ready().await;
         wait_progress(&self.pushers, 10).await;
-        self.cluster.wait_caught_up().await;
-        let ledger = finish_all(self.pushers.drain(..)).await;
-        ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
+        self.rest().await;
+        self.assert_exact().await;
         self.cluster.assert_replicas_equal().await;
         self.cluster.transfer(0, VICTIM).await;
-        ledger.assert_matches(&self.table.pull(&ledger.ids()).await.unwrap(), DIM);
+        self.assert_exact().await;
     }
 }
 
@@ -145,7 +181,65 @@ fn handed_over(node: &support::node::Node) -> usize {
     log.matches("the disk is hung: leadership is handed over").count()
 }
 
-/// The same with a file system that really hangs: for `make chaos`, as root. What writes to it cannot even be killed.
+/// Nobody pushes, so nobody waits for the disk, and the log least of all: the probe does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_disk_hangs_hands_over_though_nobody_pushes() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let hang = elsewhere.path().join("hang");
+    let held = format!("disk_probe::before_asking=hang@{}", hang.display());
+    let patience_ms = u64::try_from(support::PATIENCE.as_millis()).unwrap();
+    let options = Options { shards: 2, ..Options::default() }
+        .arg("--disk-stall-ms", 500)
+        .arg("--election-min-ms", 2 * patience_ms)
+        .arg("--election-max-ms", 3 * patience_ms);
+    let mut run = Run::over(with_leaders(options, &held).await).await;
+    run.rest().await;
+    run.lead_all().await;
+    std::fs::write(&hang, "").unwrap();
+    run.wait_gives_way().await;
+    let metrics = run.cluster.node(VICTIM).http("/metrics").await;
+    assert!(metrics.contains("evershard_disk_stalled 1"), "{metrics}");
+    assert!(metrics.contains("evershard_log_stalled 0"), "{metrics}");
+    assert!(handed_over(run.cluster.node(VICTIM)) >= run.cluster.shards().len());
+    run.assert_exact().await;
+    std::fs::remove_file(&hang).unwrap();
+    run.cluster.wait_ready().await;
+    let ready = run.cluster.node(VICTIM).http("/readyz").await;
+    assert!(ready.contains("200"), "{ready}");
+    run.push().await;
+    run.finish().await;
+}
+
+/// The same with a file system that really hangs: for `make chaos`, as root.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_on_a_frozen_file_system_gives_way_though_nobody_pushes() {
+    if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
+        eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
+        return;
+    }
+    let mut cluster =
+        Cluster::prepare(Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000)).await;
+    let Some(disk) = FrozenDisk::mount(&cluster.node(VICTIM).data()) else { return };
+    cluster.start_all();
+    cluster.create().await;
+    cluster.wait_ready().await;
+    let mut run = Run::over(cluster).await;
+    for _ in 0..2 {
+        run.rest().await;
+        run.lead_all().await;
+        disk.freeze();
+        run.wait_gives_way().await;
+        // By those that lead now, while it still hangs.
+        run.assert_exact().await;
+        disk.thaw();
+        run.cluster.wait_ready().await;
+        run.push().await;
+        run.cluster.wait_caught_up().await;
+    }
+    run.finish().await;
+}
+
+/// The same under load, with a file system that really hangs: for `make chaos`, as root. What writes to it cannot even be killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_on_a_frozen_file_system_gives_way() {
     if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
@@ -165,22 +259,7 @@ async fn a_leader_on_a_frozen_file_system_gives_way() {
         disk.freeze();
         wait_progress(&run.pushers, 50).await;
         // Followers commit without it: what goes on says nothing yet.
-        eventually("it says so", || async {
-            let ready = run.cluster.node(VICTIM).http("/readyz").await;
-            if ready.contains("503") && ready.contains("has waited for its disk") {
-                Ok(())
-            } else {
-                Err(ready)
-            }
-        })
-        .await;
-        for shard in run.cluster.shards() {
-            let leads = eventually("another leads", || async {
-                let now = run.cluster.leader_now(shard).await.filter(|id| *id != VICTIM);
-                now.ok_or_else(|| "not yet".to_owned())
-            });
-            leads.await;
-        }
+        run.wait_gives_way().await;
         wait_progress(&run.pushers, 20).await;
         disk.thaw();
         run.cluster.wait_ready().await;

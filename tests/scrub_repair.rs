@@ -4,10 +4,9 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use evershard_proto::v1::{ScrubReply, ScrubRequest};
-use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore, RocksOptions, RocksShared};
+use support::falsify::falsify;
 use support::ledger::Ledger;
 use support::pusher::{Load, Pusher, wait_progress};
 use support::trainer::{Table, Trainer};
@@ -52,20 +51,6 @@ impl Run {
         found
     }
 
-    /// Changes a row on a node's disk: same key, same version, another value, every checksum right.
-    async fn falsify(&mut self, node: u64, value: f32) {
-        let replica = self.cluster.replica(node, 0).await.unwrap();
-        let cluster = self.cluster.routing(node).await.unwrap().cluster_id;
-        self.cluster.kill(node);
-        let identity =
-            ReplicaIdentity { cluster, node, group: replica.group, shard: 0, replica: replica.replica };
-        let folder = format!("replicas/{}-{}", replica.group, replica.replica);
-        falsify(&self.cluster.node(node).data().join(folder), &identity, value);
-        self.cluster.restart(node);
-        self.cluster.wait_ready().await;
-        self.cluster.wait_caught_up().await;
-    }
-
     async fn scrub(&self, repair: bool) -> ScrubReply {
         eventually("a digest of every replica", || async {
             let request = ScrubRequest { shards: Vec::new(), repair };
@@ -80,29 +65,11 @@ impl Run {
     }
 }
 
-fn falsify(folder: &Path, identity: &ReplicaIdentity, value: f32) {
-    let shared = RocksShared::new(RocksOptions::default()).unwrap();
-    let (store, state) = ReplicaStore::open(folder, identity, &shared).unwrap();
-    let mut first = None;
-    store
-        .load_rows(|table, key, header, floats| {
-            if first.is_none() && !header.is_tombstone() {
-                first = Some((table, key, header, floats.to_vec()));
-            }
-        })
-        .unwrap();
-    let (table, key, header, mut floats) = first.expect("a row was flushed");
-    floats[0] += value;
-    let mut run = store.begin_run().unwrap();
-    run.put(table, key, header, &floats).unwrap();
-    store.commit(run, state.complete_at, state).unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_differs_is_rebuilt_when_asked() {
     let mut run = Run::start().await;
     run.cluster.transfer(0, 1).await;
-    run.falsify(3, 1.0).await;
+    falsify(&mut run.cluster, 3, 1.0).await;
     let before = run.replicas().await;
 
     let found = run.scrub(false).await;
@@ -130,7 +97,7 @@ async fn a_replica_that_differs_is_rebuilt_when_asked() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_differs_is_rebuilt_too() {
     let mut run = Run::start().await;
-    run.falsify(2, 1.0).await;
+    falsify(&mut run.cluster, 2, 1.0).await;
     run.cluster.transfer(0, 2).await;
     let before = run.replicas().await;
     let found = run.scrub(true).await;
@@ -148,8 +115,8 @@ async fn a_leader_that_differs_is_rebuilt_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_nothing_is_touched() {
     let mut run = Run::start().await;
-    run.falsify(2, 1.0).await;
-    run.falsify(3, 2.0).await;
+    falsify(&mut run.cluster, 2, 1.0).await;
+    falsify(&mut run.cluster, 3, 2.0).await;
     let before = run.replicas().await;
     let found = run.scrub(true).await;
     assert!(!found.shards[0].equal && found.shards[0].quarantined.is_empty(), "{found:?}");

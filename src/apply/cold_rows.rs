@@ -61,6 +61,7 @@ impl ColdRows {
     pub(super) fn read(&mut self, rows: &Rows, table: u32, shape: RowShape) -> Result<(), ShardError> {
         let before = self.fetched.len();
         rows.fetch(table, shape, &self.wanted, &mut self.fetched)?;
+        rows.cold_counts().add_read_by_apply(self.fetched.len() - before);
         self.known.extend(self.wanted.iter().map(|key| (*key, None)));
         for number in before..self.fetched.len() {
             let (position, ..) = self.fetched.get(number);

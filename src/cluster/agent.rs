@@ -23,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::identity::ListedReplica;
 use super::node::Node;
-use super::replicas::ShardReplica;
 use super::steps::forget_steps;
 use crate::meta::state::{META_GROUP, gave_away};
 use crate::service::RequestError;
@@ -396,8 +395,9 @@ impl Node {
         let written =
             |part: &'static str| metrics::counter!(metric::DISK_WRITTEN_BYTES_TOTAL, "part" => part);
         written("log").absolute(self.log.stats().written_bytes);
-        let compacted = |replica: &Arc<ShardReplica>| replica.machine.store().metrics().compacted_bytes;
-        written("compaction").absolute(self.replicas.shards().iter().map(compacted).sum());
+        // What grew, and not the sum of what there is: a replica that goes takes nothing away.
+        let compacted = self.replicas.shards().iter().map(|replica| replica.take_compacted_bytes()).sum();
+        written("compaction").increment(compacted);
         for replica in self.replicas.shards() {
             let shard = replica.listed.shard.to_string();
             let raft = replica.raft.status();

@@ -1,7 +1,7 @@
 //! The node's disk as it is now: free space against the low-water mark, room in the log, how long it has hung.
 //!
-//! A thread of its own asks the file system, because on a hung one that call hangs too; what it found last, and what the
-//! log says of itself, is read without waiting.
+//! A thread of its own asks the file system, because on a hung one that call hangs too; what it found last, what the log says of
+//! itself, and how long the probe has waited (`disk_probe.rs`), is read without waiting.
 //!
 //! Not here: what follows from it (`disk_keeper.rs`).
 
@@ -16,6 +16,7 @@ use evershard_proto::v1::DiskStatus;
 use evershard_storage::disk::FreeSpace;
 use evershard_storage::log::{Log, LogRoom};
 
+use super::disk_probe::DiskProbe;
 use crate::telemetry::metric_definitions as metric;
 
 /// Between two looks at the file system.
@@ -76,6 +77,8 @@ pub struct DiskView {
     /// What room the log has.
     pub room: LogRoom,
     /// How long the log has been waiting for the disk.
+    pub log_stalled: Duration,
+    /// How long the log or the probe has: whoever waits longer.
     pub stalled: Duration,
     /// That is too long.
     pub is_stalled: bool,
@@ -85,6 +88,7 @@ pub struct DiskView {
 pub struct DiskWatch {
     path: PathBuf,
     log: Log,
+    probe: DiskProbe,
     stall_limit: Duration,
     seen: Arc<ArcSwap<Seen>>,
     stop: Arc<AtomicBool>,
@@ -125,16 +129,23 @@ impl DiskWatch {
             }
         })?;
         let thread = watching.thread().clone();
-        Ok(DiskWatch { path: data.to_owned(), log, stall_limit, seen, stop, thread })
+        let log_time = {
+            let log = log.clone();
+            move || log.disk_time()
+        };
+        // As often as it takes to notice within two limits, and no more: each question costs the disk something.
+        let probe = DiskProbe::start(data.join("replicas").join("disk-probe"), stall_limit, log_time)?;
+        Ok(DiskWatch { path: data.to_owned(), log, probe, stall_limit, seen, stop, thread })
     }
 
     /// The disk now; never waits.
     #[must_use]
     pub fn view(&self) -> DiskView {
         let Seen { free, mark, is_low } = **self.seen.load();
-        let stalled = self.log.stalled_for();
+        let log_stalled = self.log.stalled_for();
+        let stalled = log_stalled.max(self.probe.stalled_for());
         let is_stalled = stalled >= self.stall_limit;
-        DiskView { free, mark, is_low, room: self.log.room(), stalled, is_stalled }
+        DiskView { free, mark, is_low, room: self.log.room(), log_stalled, stalled, is_stalled }
     }
 
     /// For `evershardctl status` and the other nodes.
@@ -159,8 +170,9 @@ impl DiskWatch {
     pub fn note(&self, node: u64, view: &DiskView) -> Option<String> {
         let path = self.path.display();
         if view.is_stalled {
+            let who = if view.log_stalled >= self.stall_limit { "the log" } else { "a probe" };
             return Some(format!(
-                "the log of node {node} in {path} has waited for its disk for {:.1} s",
+                "{who} of node {node} in {path} has waited for its disk for {:.1} s",
                 view.stalled.as_secs_f64()
             ));
         }
@@ -191,8 +203,10 @@ impl DiskWatch {
         metrics::gauge!(metric::DISK_FREE_INODES).set(view.free.inodes as f64);
         metrics::gauge!(metric::DISK_LOW_WATER_BYTES).set(view.mark.bytes as f64);
         metrics::gauge!(metric::DISK_LOW).set(flag(view.is_low));
-        metrics::gauge!(metric::LOG_STALLED_SECONDS).set(view.stalled.as_secs_f64());
-        metrics::gauge!(metric::LOG_STALLED).set(flag(view.is_stalled));
+        metrics::gauge!(metric::LOG_STALLED_SECONDS).set(view.log_stalled.as_secs_f64());
+        metrics::gauge!(metric::LOG_STALLED).set(flag(view.log_stalled >= self.stall_limit));
+        metrics::gauge!(metric::DISK_STALLED_SECONDS).set(view.stalled.as_secs_f64());
+        metrics::gauge!(metric::DISK_STALLED).set(flag(view.is_stalled));
     }
 }
 

@@ -9,6 +9,7 @@
 //!   until then its data may be all that is left. An error that passes (no descriptors, a full disk) loses nothing.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -211,6 +212,7 @@ impl Node {
             reader,
             door: SequenceDoor::default(),
             steps: StepBuffer::default(),
+            counted_compaction: AtomicU64::default(),
         });
         Ok(())
     }

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use evershard_proto::v1::ErrorKind;
@@ -37,6 +38,17 @@ pub struct ShardReplica {
     pub door: SequenceDoor,
     /// What workers contribute to their steps, when it leads.
     pub steps: StepBuffer,
+    /// Bytes of its compaction that the node's metric has.
+    pub counted_compaction: AtomicU64,
+}
+
+impl ShardReplica {
+    /// Bytes that its compaction has written since this was last asked. A store that was replaced by a snapshot counts anew.
+    pub(super) fn take_compacted_bytes(&self) -> u64 {
+        let now = self.machine.store().metrics().compacted_bytes;
+        let before = self.counted_compaction.swap(now, Ordering::Relaxed);
+        if now >= before { now - before } else { now }
+    }
 }
 
 /// The meta group's replica on this node.

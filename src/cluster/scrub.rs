@@ -4,7 +4,8 @@
 //! Invariant: digests are compared at one index a shard, or not at all: a replica that gives none within the deadline is
 //! named, and the shard is not called equal.
 //!
-//! Not here: computing a digest (`shard/`, `read/digest.rs`), what becomes of a replica that differs (`scrub_repair`).
+//! Not here: computing a digest (`shard/`, `read/digest.rs`), what becomes of a replica that differs (`scrub_repair`), when
+//! nobody asks (`scrub_schedule`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,10 +18,16 @@ use evershard_proto::v1::{
 use futures_util::future::{join_all, try_join_all};
 
 use super::node::Node;
+use super::scrub_schedule::outcome;
 use crate::meta::state::META_SHARD;
 use crate::service::RequestError;
+use crate::telemetry::metric_definitions as metric;
 
+/// Between two looks at who has its digest: the first, growing to the last.
 const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// For the shards' leaders to take the entry.
+const PROPOSE_WITHIN: Duration = Duration::from_secs(120);
 
 impl Node {
     /// Digests of every replica of `shards` (all, when empty). Shards whose replicas differ are scrubbed once more, and the
@@ -29,6 +36,21 @@ impl Node {
     /// # Errors
     /// UNAVAILABLE when a shard has no leader until the deadline.
     pub async fn scrub(
+        self: &Arc<Self>,
+        shards: &[u32],
+        repair: bool,
+        deadline: Instant,
+    ) -> Result<ScrubReply, RequestError> {
+        let scrubbed = self.scrub_shards(shards, repair, deadline).await;
+        let count = |result| metrics::counter!(metric::SCRUBS_TOTAL, "result" => result).increment(1);
+        match &scrubbed {
+            Ok(reply) => reply.shards.iter().map(outcome).for_each(count),
+            Err(_) => count("failed"),
+        }
+        scrubbed
+    }
+
+    async fn scrub_shards(
         self: &Arc<Self>,
         shards: &[u32],
         repair: bool,
@@ -73,15 +95,18 @@ impl Node {
     ) -> Result<Vec<ShardDigests>, RequestError> {
         let scrub_id = (uuid::Uuid::new_v4().as_u128() as u64).max(1);
         let entry = ShardCommand::Scrub { scrub_id };
-        let proposals = wanted.iter().map(|g| self.propose_to_shard(g.group, &entry, deadline));
+        let propose_by = deadline.min(Instant::now() + PROPOSE_WITHIN);
+        let proposals = wanted.iter().map(|g| self.propose_to_shard(g.group, &entry, propose_by));
         try_join_all(proposals).await?;
         let mut found = self.collect(state, wanted, scrub_id).await;
-        while found.iter().any(|s| !s.problem.is_empty()) && Instant::now() + PAUSE < deadline {
+        let mut pause = PAUSE;
+        while found.iter().any(|s| !s.problem.is_empty()) && Instant::now() + pause < deadline {
             let unreachable = found.iter().all(|s| !s.problem.contains("no digest yet"));
             if unreachable {
                 break;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
             found = self.collect(state, wanted, scrub_id).await;
         }
         Ok(found)

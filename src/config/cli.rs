@@ -96,6 +96,14 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_threads: Option<usize>,
+    /// How often the replicas of every shard are compared, by the leader of the meta group (0: only on `evershardctl scrub`).
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_interval_seconds: Option<u32>,
+    /// Rebuild a replica that such a scrub finds to differ from a majority that is equal.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_repair: Option<bool>,
     /// Bytes a second of raft snapshots that this node sends, over all receivers (0: no limit). Lower it when pushes slow
     /// down while a replica is rebuilt; raise it when a rebuild takes longer than --log-hold-bytes lasts.
     #[arg(long, visible_alias = "snapshot-rate", value_name = "BYTES")]

@@ -80,7 +80,8 @@ pub struct ServerConfig {
     /// With less free on the disk of the data directory pushes are answered EXHAUSTED and leadership moves to nodes with
     /// room; 0: 256 MiB, adapted to small disks and large log segments.
     pub disk_low_water_bytes: u64,
-    /// A node whose log waits for its disk for this long gives up its leaderships.
+    /// A node whose log waits for its disk for this long gives up its leaderships; so does one whose disk does not answer a probe,
+    /// which is made as often as this.
     pub disk_stall_ms: u64,
     /// Requests being answered, and their replies until they are sent, per client stream.
     pub stream_in_flight_bytes: u64,
@@ -94,6 +95,10 @@ pub struct ServerConfig {
     pub reply_patience_seconds: u32,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
+    /// Once in this time the leader of the meta group compares the replicas of every shard; 0: only when it is asked to.
+    pub scrub_interval_seconds: u32,
+    /// What such a scrub finds to differ is rebuilt from the others, where more than half of them are equal.
+    pub scrub_repair: bool,
     /// Bytes a second of raft snapshots sent, over all receivers; 0: no limit.
     pub snapshot_bytes_per_second: u64,
     /// The same while this node's log takes in pushes; 0: no other limit.
@@ -135,6 +140,8 @@ impl Default for ServerConfig {
             step_buffer_bytes: 512 << 20,
             reply_patience_seconds: 60,
             session_lease_seconds: 3600,
+            scrub_interval_seconds: 86_400,
+            scrub_repair: true,
             snapshot_bytes_per_second: 100 << 20,
             snapshot_busy_bytes_per_second: 16 << 20,
             insecure: false,

@@ -10,14 +10,48 @@
 //!
 //! Not here: when rows leave (`rows`, `crate::memory`).
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use evershard_storage::rocks::StoreError;
 use evershard_storage::table::{Departures, RowHeader, RowShape};
 
 use super::error::ShardError;
 use super::rows::Rows;
+use crate::telemetry::metric_definitions as metric;
 
 /// Rows taken in under one taking of the lock.
 const TAKEN_IN_AT_ONCE: usize = 256;
+
+/// How pushes came by their cold rows since the replica was opened; the node's metrics count the same over all its replicas.
+#[derive(Debug, Default)]
+pub struct ColdCounts {
+    prefetched: AtomicU64,
+    read_by_apply: AtomicU64,
+}
+
+impl ColdCounts {
+    /// Rows that a prefetch brought to memory, before apply had to.
+    #[must_use]
+    pub fn prefetched(&self) -> u64 {
+        self.prefetched.load(Ordering::Relaxed)
+    }
+
+    /// Rows that apply read while it and all pushes behind it waited.
+    #[must_use]
+    pub fn read_by_apply(&self) -> u64 {
+        self.read_by_apply.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_prefetched(&self, rows: usize) {
+        self.prefetched.fetch_add(rows as u64, Ordering::Relaxed);
+        metrics::counter!(metric::PREFETCHED_ROWS_TOTAL).increment(rows as u64);
+    }
+
+    pub(crate) fn add_read_by_apply(&self, rows: usize) {
+        self.read_by_apply.fetch_add(rows as u64, Ordering::Relaxed);
+        metrics::counter!(metric::APPLY_COLD_ROWS_TOTAL).increment(rows as u64);
+    }
+}
 
 /// Rows read from the store, by their positions in the list of keys that was asked for. Reused.
 #[derive(Debug, Default)]
@@ -121,25 +155,28 @@ impl Rows {
     }
 
     /// Brings rows to memory that were read from the store after `absent` was taken; others leave for them. Rows whose keys came
-    /// or went meanwhile stay out.
-    pub(crate) fn take_in(&self, absent: &Absent, fetched: &Fetched) {
+    /// or went meanwhile stay out. How many it brought.
+    pub(crate) fn take_in(&self, absent: &Absent, fetched: &Fetched) -> usize {
+        let mut taken_in = 0;
         for first in (0..fetched.len()).step_by(TAKEN_IN_AT_ONCE) {
             let last = (first + TAKEN_IN_AT_ONCE).min(fetched.len());
             let mut set = self.write();
             if set.generation() != absent.generation {
-                return;
+                break;
             }
-            let Some(mut entry) = set.table_mut(absent.table) else { return };
+            let Some(mut entry) = set.table_mut(absent.table) else { break };
             entry.make_room(last - first);
             for number in first..last {
                 let (position, header, floats) = fetched.get(number);
                 // A tombstone says what an absent key says.
                 if !header.is_tombstone() {
-                    entry.table.load_absent(absent.keys[position], absent.seen[position], header, floats);
+                    let (key, seen) = (absent.keys[position], absent.seen[position]);
+                    taken_in += usize::from(entry.table.load_absent(key, seen, header, floats));
                 }
             }
             set.account();
         }
+        taken_in
     }
 
     pub(crate) fn store_error(&self, source: StoreError) -> ShardError {

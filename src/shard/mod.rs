@@ -28,6 +28,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use cold::ColdCounts;
 pub(crate) use cold::{Absent, Fetched};
 pub use error::ShardError;
 pub use machine::{ShardMachine, ShardOptions};

@@ -131,8 +131,7 @@ fn fetch(rows: &Rows, table: u32, keys: &[u64], fetched: &mut Fetched) {
     fetched.clear();
     // Errors were reported; apply will meet them.
     if rows.fetch(table, shape, &absent.keys, fetched).is_ok() {
-        metrics::counter!(crate::telemetry::metric_definitions::PREFETCHED_ROWS_TOTAL)
-            .increment(fetched.len() as u64);
-        rows.take_in(&absent, fetched);
+        // What apply read meanwhile was not prefetched in time, and does not count.
+        rows.cold_counts().add_prefetched(rows.take_in(&absent, fetched));
     }
 }

@@ -18,6 +18,7 @@ use evershard_storage::rocks::ReplicaStore;
 use evershard_storage::table::Table;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::cold::ColdCounts;
 use super::error::ShardError;
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults, SkipReason};
 use crate::apply::ShardScope;
@@ -50,6 +51,7 @@ pub struct Rows {
     store: Arc<ReplicaStore>,
     budget: Arc<MemoryBudget>,
     lacking: Arc<AtomicBool>,
+    cold_counts: ColdCounts,
     on_damage: Option<OnDamage>,
     damaged: AtomicBool,
 }
@@ -199,6 +201,7 @@ impl Rows {
             store,
             budget,
             lacking,
+            cold_counts: ColdCounts::default(),
             on_damage,
             damaged: AtomicBool::new(false),
         }
@@ -237,6 +240,12 @@ impl Rows {
     /// Whether some table is not whole, so that a row may have to be read from disk. Without a lock: a hint.
     pub(crate) fn may_lack_rows(&self) -> bool {
         self.lacking.load(Ordering::Relaxed)
+    }
+
+    /// How pushes came by rows that were on disk only.
+    #[must_use]
+    pub fn cold_counts(&self) -> &ColdCounts {
+        &self.cold_counts
     }
 
     pub(crate) fn complete_at(&self) -> u64 {

@@ -30,13 +30,17 @@ pub const REPLICA_ROWS: &str = "evershard_replica_rows";
 pub const REPLICA_IN_FLIGHT_BYTES: &str = "evershard_replica_in_flight_bytes";
 /// Rows that were brought to memory before the pushes that need them were applied.
 pub const PREFETCHED_ROWS_TOTAL: &str = "evershard_prefetched_rows_total";
+/// Rows that pushes changed and that were not prefetched in time: apply read them from disk, and everything behind it waited.
+pub const APPLY_COLD_ROWS_TOTAL: &str = "evershard_apply_cold_rows_total";
 /// Pushes whose rows were not prefetched because too many waited.
 pub const PREFETCHES_DROPPED_TOTAL: &str = "evershard_prefetches_dropped_total";
 /// Bytes that rows take in memory, over all replicas.
 pub const MEMORY_USED_BYTES: &str = "evershard_memory_used_bytes";
 /// Bytes that rows may take in memory; 0 when there is no limit.
 pub const MEMORY_BUDGET_BYTES: &str = "evershard_memory_budget_bytes";
-/// Bytes written to disk, by `part`: `log`, `flush`, `compaction`. Over `evershard_push_bytes_total`: write amplification.
+/// Bytes written to disk since the process started, by `part`: `log` (records, without the zeros that segments are made of),
+/// `flush` (keys and values, which are not compressed), `compaction` (files). Over `evershard_push_bytes_total`: write
+/// amplification; over all nodes, since pushes arrive at the leader and are written by every replica.
 pub const DISK_WRITTEN_BYTES_TOTAL: &str = "evershard_disk_written_bytes_total";
 /// Raft snapshots, by `outcome` (`sent`, `received`, `failed`); `failed` are attempts to send that broke off.
 pub const SNAPSHOTS_TOTAL: &str = "evershard_snapshots_total";
@@ -48,6 +52,10 @@ pub const SNAPSHOT_BYTES_TOTAL: &str = "evershard_snapshot_bytes_total";
 pub const SNAPSHOT_CHUNKS_REPEATED_TOTAL: &str = "evershard_snapshot_chunks_repeated_total";
 /// Bytes of raft snapshots sent a second, of late.
 pub const SNAPSHOT_BYTES_PER_SECOND: &str = "evershard_snapshot_bytes_per_second";
+/// Shards scrubbed through this node, by `result` (`equal`, `different`, `quarantined`, `incomplete`, `failed`).
+pub const SCRUBS_TOTAL: &str = "evershard_scrubs_total";
+/// When this node last ended a scheduled scrub that compared all replicas of all shards, in unix time.
+pub const SCRUBBED_TIMESTAMP_SECONDS: &str = "evershard_scrubbed_timestamp_seconds";
 /// 1 when the node is ready.
 pub const NODE_READY: &str = "evershard_node_ready";
 /// Free bytes on the file system of the data directory.
@@ -60,8 +68,12 @@ pub const DISK_LOW_WATER_BYTES: &str = "evershard_disk_low_water_bytes";
 pub const DISK_LOW: &str = "evershard_disk_low";
 /// How long the write or sync of the log in progress has taken.
 pub const LOG_STALLED_SECONDS: &str = "evershard_log_stalled_seconds";
-/// 1 while that is too long: the node leads nothing.
+/// 1 while that is too long.
 pub const LOG_STALLED: &str = "evershard_log_stalled";
+/// How long the log, or the probe that asks the disk while the log is idle, has waited for the disk.
+pub const DISK_STALLED_SECONDS: &str = "evershard_disk_stalled_seconds";
+/// 1 while that is too long: the node leads nothing.
+pub const DISK_STALLED: &str = "evershard_disk_stalled";
 
 /// Gives every metric its help text.
 pub fn describe() {
@@ -85,6 +97,7 @@ pub fn describe() {
     describe_gauge!(REPLICA_ROWS, "Live rows, by shard");
     describe_gauge!(REPLICA_IN_FLIGHT_BYTES, Unit::Bytes, "Proposed and not yet answered, by shard");
     describe_counter!(PREFETCHED_ROWS_TOTAL, Unit::Count, "Rows brought to memory ahead of apply");
+    describe_counter!(APPLY_COLD_ROWS_TOTAL, Unit::Count, "Rows that apply read from disk itself");
     describe_counter!(PREFETCHES_DROPPED_TOTAL, Unit::Count, "Pushes not prefetched: too many waited");
     describe_gauge!(MEMORY_USED_BYTES, Unit::Bytes, "What rows take in memory");
     describe_gauge!(MEMORY_BUDGET_BYTES, Unit::Bytes, "What rows may take in memory; 0: no limit");
@@ -106,11 +119,15 @@ pub fn describe() {
         "Chunks sent again because they were damaged"
     );
     describe_gauge!(SNAPSHOT_BYTES_PER_SECOND, Unit::Bytes, "Bytes of raft snapshots sent a second, of late");
+    describe_counter!(SCRUBS_TOTAL, Unit::Count, "Shards scrubbed through this node, by result");
+    describe_gauge!(SCRUBBED_TIMESTAMP_SECONDS, Unit::Seconds, "End of the last whole scrub, in unix time");
     describe_gauge!(NODE_READY, "1 when the node is ready");
     describe_gauge!(DISK_FREE_BYTES, Unit::Bytes, "Free on the file system of the data directory");
     describe_gauge!(DISK_FREE_INODES, "Free inodes on it");
     describe_gauge!(DISK_LOW_WATER_BYTES, Unit::Bytes, "Below this much free the node takes no pushes");
     describe_gauge!(DISK_LOW, "1 while the disk is below its low-water mark");
     describe_gauge!(LOG_STALLED_SECONDS, Unit::Seconds, "How long the log's write in progress has taken");
-    describe_gauge!(LOG_STALLED, "1 while that is too long: the node leads nothing");
+    describe_gauge!(LOG_STALLED, "1 while that is too long");
+    describe_gauge!(DISK_STALLED_SECONDS, Unit::Seconds, "How long the log or the probe waits for the disk");
+    describe_gauge!(DISK_STALLED, "1 while that is too long: the node leads nothing");
 }

@@ -44,13 +44,15 @@ impl Options {
     }
 }
 
-/// Timers for tests that are not about failover: no election happens because a small machine was busy, or its disk.
+/// Timers for tests that are not about failover or scrubs: no election happens because a small machine was busy, or its disk, and
+/// nothing is scrubbed but what a test asks for.
 fn slow_elections() -> Vec<String> {
     let timers = [
         ("--heartbeat-ms", "100"),
         ("--election-min-ms", "600"),
         ("--election-max-ms", "1200"),
         ("--disk-stall-ms", "20000"),
+        ("--scrub-interval-seconds", "0"),
     ];
     timers.iter().flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()]).collect()
 }

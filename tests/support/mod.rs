@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports)] // Each test binary compiles this module and uses a part of it.
 
 pub(crate) mod cluster;
+pub(crate) mod falsify;
 pub(crate) mod frozen_disk;
 pub(crate) mod laggard;
 pub(crate) mod ledger;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::BytesMut;
 use evershard_proto::key::key_of;
 use evershard_proto::push_body::Operation;
-use evershard_raft::state_machine::{EntryContent, StateMachine};
+use evershard_raft::state_machine::StateMachine;
 use evershard_storage::rocks::{FlushedState, ReplicaStore, RocksOptions, RocksShared};
 use evershard_storage::table::RowHeader;
 
@@ -134,32 +134,72 @@ fn memory_stays_within_the_budget_and_nothing_is_lost() {
     replica.machine().digest().expect("ready");
 }
 
+/// A machine with table 2 and ids 1 to `rows` in the store only, next index `rows + 2`.
+fn cold(home: &std::path::Path, prefetcher: &Prefetcher, rows: u64) -> ShardMachine {
+    let shared = RocksShared::new(RocksOptions::default()).expect("an environment");
+    let identity = flushed(1, 0).machine().identity().clone();
+    let store = ReplicaStore::create(home, &identity, &shared).expect("made");
+    let options = ShardOptions { prefetches: prefetcher.prefetches(), ..ShardOptions::new(KeyRange::ALL) };
+    let machine = ShardMachine::open(options, store).expect("opened");
+    apply(&machine, command(1, schema(2, false)));
+    for id in 1..=rows {
+        apply(&machine, command(id + 1, one(1, id, 2, Operation::Gradient, &[(id, &[-1.0])])));
+    }
+    flush(&machine);
+    while machine.status().tables[0].resident > 0 {
+        machine.rows().let_go(u32::MAX);
+    }
+    machine
+}
+
+/// How many rows were prefetched, and how many apply read.
+fn counted(machine: &ShardMachine) -> (u64, u64) {
+    let counts = machine.rows().cold_counts();
+    (counts.prefetched(), counts.read_by_apply())
+}
+
+/// A push of ids 1 to 3, and of one that no store has.
+fn push_of_three(seq: u64) -> bytes::Bytes {
+    let row: &[f32] = &[-1.0];
+    one(1, seq, 2, Operation::Gradient, &[(1, row), (2, row), (3, row), (100, row)])
+}
+
 #[test]
 fn hinted_rows_come_to_memory_before_they_are_applied() {
     let prefetcher = Prefetcher::start().expect("threads");
     let home = tempfile::tempdir().expect("a folder");
-    let shared = RocksShared::new(RocksOptions::default()).expect("an environment");
-    let identity = flushed(1, 0).machine().identity().clone();
-    let store = ReplicaStore::create(home.path(), &identity, &shared).expect("made");
-    let options = ShardOptions { prefetches: prefetcher.prefetches(), ..ShardOptions::new(KeyRange::ALL) };
-    let machine = ShardMachine::open(options, store).expect("opened");
-    apply(&machine, command(1, schema(2, false)));
-    apply(&machine, command(2, one(1, 1, 2, Operation::Gradient, &[(7, &[-1.0])])));
-    flush(&machine);
-    machine.rows().let_go(1);
-    assert_eq!(machine.status().tables[0].resident, 0);
-    let EntryContent::Command { command, .. } =
-        command(3, one(1, 2, 2, Operation::Gradient, &[(7, &[-1.0])])).content
-    else {
-        panic!("a command")
-    };
-    machine.announced(&command);
-    while machine.status().tables[0].resident == 0 {
-        std::thread::yield_now();
-    }
-    // Ends though the machine still has its end of the queue.
+    let machine = cold(home.path(), &prefetcher, 5);
+    machine.announced(&push_of_three(6));
+    // Ends, with what was hinted done, though the machine still has its end of the queue.
     drop(prefetcher);
-    assert_eq!(pull(&machine, 2, 7), (vec![1.0], true), "nothing was applied");
+    assert_eq!(machine.status().tables[0].resident, 3);
+    assert_eq!(counted(&machine), (3, 0));
+    assert_eq!(pull(&machine, 2, 1), (vec![1.0], true), "nothing was applied");
+    apply(&machine, command(7, push_of_three(6)));
+    assert_eq!(pull(&machine, 2, 1), (vec![2.0], true));
+    assert_eq!(counted(&machine), (3, 0), "apply found them all, and what is nowhere is not read");
+}
+
+#[test]
+fn rows_that_nobody_prefetched_are_read_by_apply_and_counted() {
+    let prefetcher = Prefetcher::start().expect("threads");
+    let home = tempfile::tempdir().expect("a folder");
+    let machine = cold(home.path(), &prefetcher, 5);
+    // Too late: apply was faster.
+    apply(&machine, command(7, push_of_three(6)));
+    assert_eq!(counted(&machine), (0, 3));
+    machine.announced(&push_of_three(6));
+    drop(prefetcher);
+    assert_eq!(counted(&machine), (0, 3), "what is in memory is not prefetched");
+    // Nobody takes hints any more.
+    let row: &[f32] = &[-1.0];
+    let rest = one(1, 7, 2, Operation::Gradient, &[(3, row), (4, row), (5, row)]);
+    machine.announced(&rest);
+    apply(&machine, command(8, rest));
+    assert_eq!(counted(&machine), (0, 5));
+    for (id, sum) in [(1, 2.0), (3, 3.0), (5, 2.0), (100, 1.0)] {
+        assert_eq!(pull(&machine, 2, id), (vec![sum], true), "{id}");
+    }
 }
 
 #[test]

@@ -264,6 +264,12 @@ impl Log {
         self.inner.shared.stall.stalled_for()
     }
 
+    /// How long writing and syncing has taken since the log was opened, without what is in progress: it grows when the disk has
+    /// taken something.
+    pub fn disk_time(&self) -> Duration {
+        self.inner.shared.stall.disk_time()
+    }
+
     /// What room there is on the disk.
     pub fn room(&self) -> LogRoom {
         self.inner.shared.log_room()
