@@ -1,10 +1,8 @@
 //! A small checksummed file that is always replaced as a whole: a magic, a version, a length, a crc32, and a body.
 //!
 //! ```text
-//! magic 8 bytes | version u32 | body length u32 | crc32 of the body u32 | crc32 of the 20 bytes before u32 | body
+//! magic 8 bytes | version u32 | body length u32 | crc32 of the body u32 | reserved u32 = 0 | body
 //! ```
-//!
-//! Older files have zero for the last word of the header, which then says nothing.
 //!
 //! Invariant: after [`write()`] returned, a crash at any moment leaves either the new file or a newer one; before it
 //! returned, the old one or the new one. Never a mix.
@@ -64,7 +62,7 @@ enum Unfit {
 /// Replaces `path`, durably.
 ///
 /// # Errors
-/// [`DurableFileError::Io`]; the old file is still there. A failed sync ends the process.
+/// [`DurableFileError::Io`]; the old file is still there, or the new one is. A failed sync ends the process.
 pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(), DurableFileError> {
     let io = |source| DurableFileError::Io { path: path.to_path_buf(), source };
     if body.len() as u64 > BYTES_MAX - HEADER_BYTES as u64 {
@@ -74,10 +72,9 @@ pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(
     let length = body.len() as u32;
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
     bytes.extend_from_slice(&magic);
-    for word in [version, length, crc32fast::hash(body)] {
+    for word in [version, length, crc32fast::hash(body), 0] {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
-    bytes.extend_from_slice(&head_checksum(&bytes).to_le_bytes());
     bytes.extend_from_slice(body);
     write_durably_or_stop(path, &bytes).map_err(io)
 }
@@ -114,11 +111,6 @@ pub fn read_from(
     }
 }
 
-/// Never zero, which older files have in its place.
-fn head_checksum(head: &[u8]) -> u32 {
-    crc32fast::hash(head).max(1)
-}
-
 /// The body of a file's bytes, or what does not fit.
 fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], versions: &RangeInclusive<u32>) -> Result<Vec<u8>, Unfit> {
     let damaged = |what: String| Err(Unfit::Damaged(what));
@@ -136,8 +128,8 @@ fn body_of(mut bytes: Vec<u8>, magic: [u8; 8], versions: &RangeInclusive<u32>) -
     if word(16) != crc32fast::hash(body) {
         return damaged("the checksum does not match".into());
     }
-    if word(20) != 0 && word(20) != head_checksum(&bytes[..20]) {
-        return damaged("the header's checksum does not match".into());
+    if word(20) != 0 {
+        return damaged("its reserved word is not zero".into());
     }
     if !versions.contains(&word(8)) {
         return Err(Unfit::OtherVersion(word(8)));
@@ -163,11 +155,7 @@ mod tests {
             let found = frugal(bytes.len(), || body_of(bytes.clone(), MAGIC, &(1..=1)));
             // The checksum of nothing is 0: a header cut off behind itself and zeroed holds an empty body, which no user takes.
             let is_empty = found.as_ref().is_ok_and(Vec::is_empty);
-            // The header's own checksum may be missing, as in older files.
-            let is_older = bytes.len() == example().len()
-                && bytes[20..24] == [0; 4]
-                && (&bytes[..20], &bytes[24..]) == (&example()[..20], &example()[24..]);
-            prop_assert_eq!(found.is_ok(), is_as_written || is_older || is_empty, "{:?}", found);
+            prop_assert_eq!(found.is_ok(), is_as_written || is_empty, "{:?}", found);
         }
     }
 
@@ -180,11 +168,8 @@ mod tests {
 
     #[test]
     fn the_header_stays_as_it_is() {
-        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "durable-file-2.bin", &example());
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "durable-file.bin", &example());
         assert_eq!(body_of(bytes, MAGIC, &(1..=1)), Ok(b"body".to_vec()));
-        // Of builds before the header had a checksum.
-        let older = include_bytes!("../golden/durable-file.bin").to_vec();
-        assert_eq!(body_of(older, MAGIC, &(1..=1)), Ok(b"body".to_vec()));
     }
 
     const MAGIC: [u8; 8] = *b"EVTESTS\0";
@@ -208,7 +193,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("tempdir");
         let path = directory.path().join("file");
         write(&path, MAGIC, 1, b"body").expect("write");
-        let golden = b"EVTESTS\0\x01\0\0\0\x04\0\0\0\xb2\x0b\xa8\xdb\xea\x40\x5f\x89body";
+        let golden = b"EVTESTS\0\x01\0\0\0\x04\0\0\0\xb2\x0b\xa8\xdb\0\0\0\0body";
         assert_eq!(fs::read(&path).expect("read"), golden);
     }
 
@@ -222,8 +207,7 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
             fs::write(&path, &bad).expect("write");
-            let error = read(&path, MAGIC, 1).expect_err("damaged");
-            assert!(matches!(error, DurableFileError::Corrupt { .. }), "byte {at}: {error}");
+            assert!(read(&path, MAGIC, 1).is_err(), "byte {at}");
         }
         for length in 0..good.len() {
             fs::write(&path, &good[..length]).expect("write");

@@ -355,7 +355,6 @@ async fn damage_to_a_store_is_noticed() {
 async fn damage_to_what_says_whose_data_it_is_is_noticed() {
     play(&[
         (File::MetaState, Flip(500), &[Replaced]),
-        (File::MetaState, FlipByte(8), &[Replaced]),
         (File::MetaState, Cut(500), &[Replaced]),
         (File::Identity, Flip(500), &[Refused]),
         (File::Identity, Cut(500), &[Refused]),

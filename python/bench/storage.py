@@ -5,7 +5,8 @@
 - restart: from the start of the process of a killed node to its first answered pull, for tables of several sizes; killed at rest, and
   while rows drawn uniformly are pushed as fast as it takes them.
 - snapshot: how fast a replica of some GiB is sent to a node that lacks it, and what becomes of pushes meanwhile (R = 3, fsync).
-- hours: the resident memory of a node while a table of five times its budget is pushed and pulled, sampled until the time is over.
+- hours: the resident memory of a node while a table of five times its budget is stepped, pushed and pulled in turn, by Zipf 1.05 and
+  uniformly, sampled until the time is over.
 
 Rates are medians of several runs by `bin/evershard-bench`, over real sockets, against `bin/evershard dev`. Nothing is asserted.
 """
@@ -208,17 +209,20 @@ def snapshot(args, folder: pathlib.Path) -> None:
 
 def hours(args, folder: pathlib.Path) -> None:
     limit = args.rows * ROW_BYTES // 5
-    print(f"hours: {args.rows} rows x {DIM} Adagrad, a budget of {limit >> 20} MiB, steps of 1 worker, Zipf 1.05 and uniform in turn, for {args.hours} h")
-    print(f"{'minute':>6} {'krows/s':>8} {'used MiB':>9} {'RSS MiB':>8} {'RSS - 1.2 x budget':>19}")
+    loads = [(case, zipf) for case in ("step", "push", "pull") for zipf in (1.05, 0.0)]
+    print(f"hours: {args.rows} rows x {DIM} Adagrad, R = {args.hours_nodes}, a budget of {limit >> 20} MiB, 1 worker, loads in turn, for {args.hours} h")
+    print(f"{'minute':>6} {'load':>10} {'krows/s':>8} {'used MiB':>9} {'RSS MiB':>8} {'RSS - 1.2 x budget':>19}")
     home = folder / "hours"
-    dev = Dev(home, 4, "--memory-budget", str(limit))
+    dev = Dev(home, 4, "--memory-budget", str(limit), nodes=args.hours_nodes)
     try:
+        bench(dev, args.rows, 0.0, "push", 5.0, 1)
         began, turn = time.monotonic(), 0
         while time.monotonic() - began < args.hours * 3600:
-            rate = bench(dev, args.rows, (1.05, 0.0)[turn % 2], "step", 30.0, 1)[0]["rows_per_s"] / 1e3
+            case, zipf = loads[turn % len(loads)]
+            rate = bench(dev, args.rows, zipf, case, 30.0, 1)[0]["rows_per_s"] / 1e3
             used, rss = dev.metrics()["evershard_memory_used_bytes"] / 2**20, dev.rss() / 2**20
             minute = (time.monotonic() - began) / 60
-            print(f"{minute:>6.1f} {rate:>8.0f} {used:>9.0f} {rss:>8.0f} {rss - 1.2 * limit / 2**20:>19.0f}", flush=True)
+            print(f"{minute:>6.1f} {case + ' ' + str(zipf):>10} {rate:>8.0f} {used:>9.0f} {rss:>8.0f} {rss - 1.2 * limit / 2**20:>19.0f}", flush=True)
             turn += 1
     finally:
         dev.stop()
@@ -239,6 +243,7 @@ def main() -> None:
     parser.add_argument("--snapshot-patience", type=float, default=300.0, help="seconds after which a transfer is given up")
     parser.add_argument("--server", nargs="*", default=[], help="more flags of the servers of a snapshot, after all others")
     parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--hours-nodes", type=int, default=1)
     parser.add_argument("--dir", help="where clusters live while they are measured (default: a temporary folder)")
     args = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="evershard-bench-", dir=args.dir))

@@ -173,7 +173,8 @@ impl<RT: Runtime> RaftLogReader<TypeConfig<RT>> for LogStore<RT> {
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
         let (start, end) = self.clamp(&range);
-        self.read(start, end, u64::MAX).await
+        // openraft replays through this when it starts.
+        self.read_or_replay(start, end, u64::MAX, true).await
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

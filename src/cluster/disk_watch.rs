@@ -144,7 +144,8 @@ impl DiskWatch {
         let Seen { free, mark, is_low } = **self.seen.load();
         let log_stalled = self.log.stalled_for();
         let stalled = log_stalled.max(self.probe.stalled_for());
-        let is_stalled = stalled >= self.stall_limit;
+        // Nobody waits for the probe: it takes twice as long to convince.
+        let is_stalled = log_stalled >= self.stall_limit || stalled >= 2 * self.stall_limit;
         DiskView { free, mark, is_low, room: self.log.room(), log_stalled, stalled, is_stalled }
     }
 

@@ -101,6 +101,14 @@ pub enum NodeError {
         /// What was under way.
         what: &'static str,
     },
+    /// Its flush found a replica damaged before its group was open.
+    #[error("replica {replica} is damaged: {reason}")]
+    Damaged {
+        /// The replica.
+        replica: u64,
+        /// What was found.
+        reason: String,
+    },
     /// A shard's state could not be recovered.
     #[error(transparent)]
     Shard(#[from] ShardError),
@@ -139,6 +147,7 @@ impl NodeError {
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
+            NodeError::Damaged { .. } => true,
             NodeError::Store(error) => error.is_damage(),
             NodeError::Shard(error) => error.is_damage(),
             NodeError::Meta(error) => error.is_damage(),

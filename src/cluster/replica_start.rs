@@ -31,6 +31,18 @@ use crate::shard::{ShardMachine, ShardOptions};
 /// Before a replica that halted is opened again.
 const STOPPED_PAUSE: Duration = Duration::from_secs(3);
 
+/// A replica that is flushed and whose group is not open: dropping this ends that.
+struct Unopened<'a> {
+    node: &'a Node,
+    listed: ListedReplica,
+}
+
+impl Drop for Unopened<'_> {
+    fn drop(&mut self) {
+        self.node.flusher.forget(self.listed.group, self.listed.replica);
+    }
+}
+
 impl Node {
     /// The replicas on this node's list.
     #[must_use]
@@ -165,7 +177,10 @@ impl Node {
         let node = self.clone();
         let failing = self.clone();
         // The agent writes down that it is lost, and closes its group.
+        let damage: Arc<OnceLock<String>> = Arc::default();
+        let found = damage.clone();
         let on_damage = Arc::new(move |reason: String| {
+            found.get_or_init(|| reason.clone());
             failing.replicas.quarantine(Quarantined { listed, reason, is_lost: true });
         });
         let on_failed = on_damage.clone();
@@ -194,13 +209,17 @@ impl Node {
         };
         self.flusher.add(machine.clone(), log.clone(), Arc::new(on_flushed), on_failed);
         self.sweeper.add(&machine);
-        let raft = match self.registry()?.open(listed.group, listed.replica, machine.clone(), log).await {
-            Ok(raft) => opened.get_or_init(|| raft).clone(),
-            Err(error) => {
-                self.flusher.remove(listed.group, listed.replica).await;
-                return Err(error.into());
-            }
-        };
+        // Also when nobody waits for the end of this any more.
+        let unopened = Unopened { node: self, listed };
+        let registry = self.registry()?;
+        let raft = registry.open(listed.group, listed.replica, machine.clone(), log).await?;
+        if let Some(reason) = damage.get() {
+            // Its flush found it meanwhile. It must neither vote nor serve.
+            registry.close(listed.group).await?;
+            return Err(NodeError::Damaged { replica: listed.replica, reason: reason.clone() });
+        }
+        std::mem::forget(unopened);
+        opened.get_or_init(|| raft.clone());
         // What was flushed meanwhile.
         raft.flushed();
         self.scrubber.add(&machine);

@@ -83,10 +83,10 @@ pub struct ServerConfig {
     /// A node whose log waits for its disk for this long gives up its leaderships; so does one whose disk does not answer a probe,
     /// which is made as often as this.
     pub disk_stall_ms: u64,
-    /// Requests being answered, and their replies until they are sent, per client stream.
+    /// Requests being answered, and their replies until they are sent, per client stream. Pulls that wait for the disk take half of
+    /// it at the most, over all clients: above that they are answered EXHAUSTED.
     pub stream_in_flight_bytes: u64,
     /// Requests being answered, and their replies until they are sent, over all client streams: above it streams wait.
-    /// Pulls that wait for the disk take half of it at the most: above that they are answered EXHAUSTED.
     pub node_in_flight_bytes: u64,
     /// Gradients kept for steps that are summed over workers and not complete yet: above it workers wait. The gradients of all
     /// workers for one step must fit.

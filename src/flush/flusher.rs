@@ -134,18 +134,27 @@ impl Flusher {
         }));
     }
 
+    /// Forgets a replica; a cycle that runs ends by itself.
+    pub fn forget(&self, group: u64, replica: u64) {
+        drop(self.take(group, replica));
+    }
+
+    fn take(&self, group: u64, replica: u64) -> Vec<Arc<Replica>> {
+        let mut state = self.shared.state.lock();
+        let is_it = |candidate: &Arc<Replica>| {
+            let identity = candidate.machine.identity();
+            (identity.group, identity.replica) == (group, replica)
+        };
+        let taken: Vec<_> = state.replicas.extract_if(.., |candidate| is_it(candidate)).collect();
+        for replica in &taken {
+            replica.state.lock().removed = true;
+        }
+        taken
+    }
+
     /// Forgets a replica; waits for its running cycle to end. Not to be called from its callbacks.
     pub async fn remove(&self, group: u64, replica: u64) {
-        let removed: Vec<_> = {
-            let mut state = self.shared.state.lock();
-            let is_it = |candidate: &Arc<Replica>| {
-                let identity = candidate.machine.identity();
-                (identity.group, identity.replica) == (group, replica)
-            };
-            state.replicas.extract_if(.., |candidate| is_it(candidate)).collect()
-        };
-        for replica in removed {
-            replica.state.lock().removed = true;
+        for replica in self.take(group, replica) {
             loop {
                 let mut idle = std::pin::pin!(replica.idle.notified());
                 // From here on no end of a cycle is missed.

@@ -59,7 +59,8 @@ pub struct ParameterDoor {
     pub(super) bounds: ClientBounds,
     /// What all streams and single calls of the node have in flight.
     pub(super) node_budget: Arc<Semaphore>,
-    /// What pulls that wait for the disk may take of it: half, so that a slow disk leaves room for all that needs none.
+    /// What pulls that wait for the disk may take of it, over all clients: half of what one client may have, so that a slow disk
+    /// leaves room for all that needs none, in the same stream too.
     cold_budget: Arc<Semaphore>,
     /// What the node keeps of steps that are not complete.
     pub(super) step_budget: Arc<Semaphore>,
@@ -114,7 +115,7 @@ impl ParameterDoor {
             tasks,
             stop,
             node_budget: Arc::new(Semaphore::new(bounds.node_bytes)),
-            cold_budget: Arc::new(Semaphore::new(bounds.node_bytes / 2)),
+            cold_budget: Arc::new(Semaphore::new(cold_bytes(&bounds))),
             step_budget: Arc::new(Semaphore::new(bounds.step_bytes)),
             bounds,
             next_session,
@@ -254,9 +255,10 @@ impl ParameterDoor {
 
     /// Room for a pull that must wait for the disk.
     fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
-        let permits = exchange::permits(bytes, self.bounds.node_bytes / 2);
+        let permits = exchange::permits(bytes, cold_bytes(&self.bounds));
         Arc::clone(&self.cold_budget).try_acquire_many_owned(permits).map_err(|_| {
-            let what = "pulls that wait for the disk hold as much as they may (half of node_in_flight_bytes)";
+            let what =
+                "pulls that wait for the disk hold as much as they may (half of stream_in_flight_bytes)";
             RequestError::new(ErrorKind::Exhausted, what).in_group(group).retry_soon()
         })
     }
@@ -382,4 +384,9 @@ impl ParameterService for ParameterDoor {
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         Ok(Response::new(exchange::serve(self.clone(), request.into_inner())))
     }
+}
+
+/// Room for pulls that wait for the disk.
+fn cold_bytes(bounds: &ClientBounds) -> usize {
+    bounds.node_bytes.min(bounds.stream_bytes) / 2
 }

@@ -75,6 +75,8 @@ pub struct ShardMachine {
     pub(super) mark: Mutex<SnapshotMark>,
     scrub_waker: Option<ScrubWaker>,
     prefetches: Option<Prefetches>,
+    /// Waiting for room did not help the last time.
+    waits_in_vain: AtomicBool,
     local_scans: AtomicU64,
     /// The warm-up has begun, or is not wanted.
     warmed: AtomicBool,
@@ -115,6 +117,7 @@ impl ShardMachine {
             mark: Mutex::new(mark),
             scrub_waker: options.scrub_waker,
             prefetches: options.prefetches,
+            waits_in_vain: AtomicBool::new(false),
             local_scans: AtomicU64::new(0),
             warmed: AtomicBool::new(false),
             hottest_warmed: AtomicBool::new(false),
@@ -321,13 +324,18 @@ impl ShardMachine {
         const PAUSE: Duration = Duration::from_millis(2);
         const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(10) };
         if !self.rows.budget().is_exhausted() {
+            self.waits_in_vain.store(false, Ordering::Relaxed);
             return;
         }
+        // Once it was in vain, the entries behind are let in soon.
+        let was_in_vain = self.waits_in_vain.load(Ordering::Relaxed);
+        let patience = if was_in_vain { PATIENCE / 1000 } else { PATIENCE };
         let since = Instant::now();
-        while self.rows.budget().is_exhausted() && self.is_mostly_dirty() && since.elapsed() < PATIENCE {
+        while self.rows.budget().is_exhausted() && self.is_mostly_dirty() && since.elapsed() < patience {
             std::thread::sleep(PAUSE);
         }
-        if since.elapsed() >= PATIENCE && !PATIENCE.is_zero() {
+        if since.elapsed() >= patience && !PATIENCE.is_zero() && !was_in_vain {
+            self.waits_in_vain.store(true, Ordering::Relaxed);
             let (used, limit) = (self.rows.budget().used(), self.rows.budget().limit());
             let shard = self.identity.shard;
             tracing::warn!(

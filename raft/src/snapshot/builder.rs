@@ -150,6 +150,13 @@ impl LinkSource {
         self.log.state().last_purged.is_some_and(|purged| purged.index > set.index())
     }
 
+    /// Whether half of the log that is kept for a receiver has come already: it must be done before the rest has, or it
+    /// will be sent another snapshot at once.
+    pub(crate) fn is_late(&self) -> bool {
+        let index = self.shelf.state.lock().set.as_ref().map(|set| set.index());
+        index.is_some_and(|index| self.log.bytes_since(index) > self.hold_bytes / 2)
+    }
+
     /// The index behind which the log is kept for a receiver.
     pub(crate) fn held_index(&self) -> Option<u64> {
         self.fresh().map(|set| set.index())

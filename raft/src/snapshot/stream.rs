@@ -231,7 +231,7 @@ impl<RT: Runtime> SnapshotSender<RT> {
             let data = reader.read(&*source.executor, offset, wanted as usize).await?;
             whole.update(&data);
             let crc32 = crc32fast::hash(&data);
-            self.traffic.wait_for(data.len()).await;
+            self.traffic.wait_for(data.len(), source.is_late()).await;
             if window.len() >= WINDOW
                 && let Some(oldest) = window.pop_front()
             {

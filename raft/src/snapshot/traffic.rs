@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - the rate is the node's, however many receivers there are; chunks take their turns in the order they asked;
-//! - while the node's log takes in pushes a lower rate holds: a snapshot may take its time, a training step may not;
+//! - while the node's log takes in pushes a lower rate holds, for transfers that are not late: a snapshot may take its time, a
+//!   training step may not;
 //! - a few transfers go on at once, and the others wait: memory does not grow with the number of groups.
 //!
 //! Not here: names of metrics (the server), progress of one transfer (`stream`).
@@ -180,9 +181,9 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
     }
 
     /// Bytes a second that may go now.
-    fn rate(&self) -> Option<u64> {
+    fn rate(&self, is_late: bool) -> Option<u64> {
         match self.busy_bytes_per_second {
-            Some(busy) if self.log.lock().is_busy() => {
+            Some(busy) if !is_late && self.log.lock().is_busy() => {
                 Some(self.bytes_per_second.map_or(busy, |rate| rate.min(busy)))
             }
             _ => self.bytes_per_second,
@@ -199,9 +200,9 @@ impl<RT: Runtime> SnapshotTraffic<RT> {
         Arc::clone(&self.transfers).acquire_owned().await.ok()
     }
 
-    /// Waits until `bytes` may go.
-    pub(crate) async fn wait_for(&self, bytes: usize) {
-        let Some(rate) = self.rate() else { return };
+    /// Waits until `bytes` may go. One that is late does not give way to pushes.
+    pub(crate) async fn wait_for(&self, bytes: usize, is_late: bool) {
+        let Some(rate) = self.rate(is_late) else { return };
         let now = RT::Instant::now();
         let at = {
             let mut next_at = self.next_at.lock();
@@ -237,18 +238,19 @@ mod tests {
             let seen = Arc::clone(&written);
             traffic.watch_log(Arc::new(move || seen.load(Ordering::Relaxed)));
             let mut took = Vec::new();
-            // A silent log, one that takes in 5 MB a second, a silent one.
-            for pushed in [0, 500_000, 0] {
+            // A silent log, one that takes in 5 MB a second, the same for a transfer that is late, a silent one.
+            for (pushed, is_late) in [(0, false), (500_000, false), (500_000, true), (0, false)] {
                 let began = <SimRuntime as AsyncRuntime>::Instant::now();
                 for _ in 0..100 {
-                    traffic.wait_for(100_000).await;
+                    traffic.wait_for(100_000, is_late).await;
                     // As much as comes in a tenth of a second.
                     written.fetch_add(pushed, Ordering::Relaxed);
                 }
                 took.push(<SimRuntime as AsyncRuntime>::Instant::now() - began);
             }
             let seconds: Vec<f64> = took.iter().map(Duration::as_secs_f64).collect();
-            assert!(seconds[0] < 1.1 && seconds[1] > 8.0 && seconds[2] < 2.0, "{seconds:?}");
+            assert!(seconds[0] < 1.1 && seconds[1] > 8.0, "{seconds:?}");
+            assert!(seconds[2] < 2.0 && seconds[3] < 2.0, "{seconds:?}");
         });
     }
 
@@ -262,7 +264,7 @@ mod tests {
                 let traffic = Arc::clone(&traffic);
                 async move {
                     for _ in 0..chunks {
-                        traffic.wait_for(100_000).await;
+                        traffic.wait_for(100_000, false).await;
                     }
                 }
             };

@@ -42,7 +42,7 @@ pub fn sync_folder_or_stop(path: &Path) -> io::Result<()> {
 /// Replaces the file at `path` as [`super::write_durably`] does, or ends the process when a sync fails.
 ///
 /// # Errors
-/// What else the disk said: the old file is still there.
+/// What else the disk said: the old file is still there, or the new one is.
 pub fn write_durably_or_stop(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = temporary_name(path)?;
     let mut file = File::create(&temporary)?;

@@ -52,18 +52,7 @@ impl Database {
     ) -> Result<Self, StoreError> {
         let replayed = ReplayedTo::default();
         replayed.set(record.state.replayed_to());
-        // Opening makes another one.
-        let current = std::fs::read_to_string(path.join("CURRENT")).unwrap_or_default();
-        let opened = open_folder(&path, shared, create, &replayed)?;
-        // A MANIFEST that ends in the middle of a record is taken by RocksDB for what a crash leaves, and what stood behind is
-        // forgotten without a word.
-        let found = opened.db.latest_sequence_number();
-        if found < record.sequence {
-            let expected = record.sequence;
-            let what =
-                format_args!("it ends at run {found}, {expected} have been taken in: its end is missing");
-            return Err(StoreError::corrupt(&path.join(current.trim()), what));
-        }
+        let opened = open_whole(&path, shared, create, &replayed, record)?;
         let open = RwLock::new(Some(opened));
         Ok(Self {
             path,
@@ -77,12 +66,12 @@ impl Database {
 
     /// Closes and opens the folder: what RocksDB needs after an error of its own (a full disk), which it does not forget
     /// otherwise. Waits for readers.
-    pub(super) fn reopen(&self) -> Result<(), StoreError> {
+    pub(super) fn reopen(&self, record: &MetaRecord) -> Result<(), StoreError> {
         let mut open = self.open.write();
         if let Some(closed) = open.take() {
             self.compacted_before.fetch_add(closed.compacted_bytes(), Ordering::Relaxed);
         }
-        *open = Some(open_folder(&self.path, &self.shared, false, &self.replayed_to)?);
+        *open = Some(open_whole(&self.path, &self.shared, false, &self.replayed_to, record)?);
         Ok(())
     }
 
@@ -254,6 +243,27 @@ fn scan_options(table: Option<u32>) -> ReadOptions {
         options.set_iterate_upper_bound(end);
     }
     options
+}
+
+/// As [`open_folder`]; damage when what it has is less than `record` says.
+fn open_whole(
+    path: &Path,
+    shared: &RocksShared,
+    create: bool,
+    replayed_to: &ReplayedTo,
+    record: &MetaRecord,
+) -> Result<Open, StoreError> {
+    // Opening makes another one.
+    let current = std::fs::read_to_string(path.join("CURRENT")).unwrap_or_default();
+    let opened = open_folder(path, shared, create, replayed_to)?;
+    // A MANIFEST that ends in the middle of a record is taken by RocksDB for what a crash leaves, and what stood behind is
+    // forgotten without a word.
+    let (found, expected) = (opened.db.latest_sequence_number(), record.sequence);
+    if found < expected {
+        let what = format_args!("it ends at run {found}, {expected} have been taken in: its end is missing");
+        return Err(StoreError::corrupt(&path.join(current.trim()), what));
+    }
+    Ok(opened)
 }
 
 fn open_folder(

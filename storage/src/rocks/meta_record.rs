@@ -6,10 +6,11 @@
 //! ```text
 //! [8]  "EVSHMETA"
 //! u32  version, 2
-//! u32  crc32 of the version and of everything behind this field (version 1: only of what is behind it)
+//! u32  crc32 of everything behind this field
 //! u64  length of the rest
+//! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version
+//! u64  sequence: RocksDB's sequence number is at least this (version 1: not there)
 //! u64  generation: RocksDB is in rocks-<generation>
-//! u64  sequence: RocksDB's sequence number is at least this   (version 1: not there)
 //! u64  node   u64 group   u32 shard   u64 replica
 //! u32+ cluster
 //! u64  complete_at
@@ -93,8 +94,9 @@ impl MetaRecord {
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         // Checksum and length, filled in at the end.
         bytes.extend_from_slice(&[0; 12]);
-        bytes.extend_from_slice(&self.generation.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&self.sequence.to_le_bytes());
+        bytes.extend_from_slice(&self.generation.to_le_bytes());
         bytes.extend_from_slice(&self.identity.node.to_le_bytes());
         bytes.extend_from_slice(&self.identity.group.to_le_bytes());
         bytes.extend_from_slice(&self.identity.shard.to_le_bytes());
@@ -110,7 +112,7 @@ impl MetaRecord {
         put_block(&mut bytes, &self.state.small_state)?;
         let length = (bytes.len() - HEAD_BYTES) as u64;
         bytes[16..24].copy_from_slice(&length.to_le_bytes());
-        let crc = checksum(VERSION, &bytes[16..]);
+        let crc = crc32fast::hash(&bytes[16..]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
         (bytes.len() as u64 <= BYTES_MAX).then_some(bytes)
     }
@@ -127,23 +129,29 @@ impl MetaRecord {
         }
         let version = reader.u32("version").map_err(text)?;
         let crc = reader.u32("crc").map_err(text)?;
-        if crc != checksum(version, reader.rest()) {
+        if crc != crc32fast::hash(reader.rest()) {
             return damaged("checksum does not match".to_owned());
-        }
-        // Whole, and still not ours: not damage.
-        if version != VERSION && version != VERSION_1 {
-            return Err(Unfit::OtherVersion(version));
         }
         let length = reader.u64("length").map_err(text)?;
         if length != reader.rest().len() as u64 {
             return damaged(format!("length {length}, {} bytes are there", reader.rest().len()));
         }
+        if version != VERSION_1 {
+            let again = reader.u32("version").map_err(text)?;
+            if again != version {
+                return damaged(format!("version {version} in front, {again} behind"));
+            }
+            // Whole, and still not ours: not damage.
+            if version != VERSION {
+                return Err(Unfit::OtherVersion(version));
+            }
+        }
         Self::decode_body(version, reader).map_err(text)
     }
 
     fn decode_body(version: u32, mut reader: Reader<'_>) -> Result<Self, DecodeError> {
-        let generation = reader.u64("generation")?;
         let sequence = if version == VERSION_1 { 0 } else { reader.u64("sequence")? };
+        let generation = reader.u64("generation")?;
         let node = reader.u64("node")?;
         let group = reader.u64("group")?;
         let shard = reader.u32("shard")?;
@@ -177,16 +185,6 @@ impl MetaRecord {
             },
         })
     }
-}
-
-/// From version 2 on a changed version is damage like any other.
-fn checksum(version: u32, rest: &[u8]) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    if version != VERSION_1 {
-        crc.update(&version.to_le_bytes());
-    }
-    crc.update(rest);
-    crc.finalize()
 }
 
 fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
@@ -238,8 +236,8 @@ mod tests {
     #[test]
     fn another_version_is_no_damage() {
         let mut newer = GOLDEN.to_vec();
-        newer[8] = 3;
-        let crc = checksum(3, &newer[16..]);
+        (newer[8], newer[HEAD_BYTES]) = (3, 3);
+        let crc = crc32fast::hash(&newer[16..]);
         newer[12..16].copy_from_slice(&crc.to_le_bytes());
         assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(3)));
         let directory = Path::new("/replica");
@@ -249,6 +247,14 @@ mod tests {
         let error = MetaRecord::read(&disk, directory).unwrap_err();
         assert!(matches!(error, StoreError::OtherVersion { found: 3, known: 2, .. }), "{error}");
         assert!(!error.is_damage(), "an older build must not have it rebuilt");
+    }
+
+    /// Builds that know version 1 alone compare the checksum first, then the version: to them it is no damage either.
+    #[test]
+    fn the_checksum_is_where_it_was_in_version_1() {
+        for bytes in [GOLDEN, GOLDEN_1] {
+            assert_eq!(bytes[12..16], crc32fast::hash(&bytes[16..]).to_le_bytes());
+        }
     }
 
     #[test]

@@ -70,6 +70,12 @@ impl<'store> RunWriter<'store> {
     /// # Errors
     /// [`StoreError::Refused`] when not in ascending (table, key) order; [`StoreError::Rocks`] when the file cannot be written.
     pub fn put(&mut self, table: u32, key: u64, header: RowHeader, floats: &[f32]) -> Result<(), StoreError> {
+        // A file that is full is synced.
+        let put = self.write(table, key, header, floats);
+        self.store.shared().watch(put)
+    }
+
+    fn write(&mut self, table: u32, key: u64, header: RowHeader, floats: &[f32]) -> Result<(), StoreError> {
         self.advance(table, key)?;
         let mut value = std::mem::take(&mut self.value);
         encode_row(header, floats, &mut value);

@@ -235,7 +235,11 @@ impl ReplicaStore {
         let number = {
             let mut changes = self.changes()?;
             if changes.reopen {
-                self.database().reopen()?;
+                let (record, database) = {
+                    let current = self.current.read();
+                    (current.record.clone(), Arc::clone(&current.database))
+                };
+                self.shared.watch(database.reopen(&record))?;
                 changes.reopen = false;
             }
             changes.runs_begun += 1;
@@ -402,7 +406,17 @@ impl ReplicaStore {
 
     pub(super) fn ingest(&self, changes: &mut Changes, files: &[PathBuf]) -> Result<u64, StoreError> {
         // Whether the files are in is unknown then, and either is right: `complete_at` covers them.
-        self.database().ingest(files).inspect_err(|_| changes.reopen = true)
+        let (known, database) = {
+            let current = self.current.read();
+            (current.record.sequence, Arc::clone(&current.database))
+        };
+        let sequence = database.ingest(files).inspect_err(|_| changes.reopen = true)?;
+        if sequence <= known {
+            let what =
+                format_args!("a run was taken in as {sequence}, {known} had been before: runs are lost");
+            return Err(StoreError::corrupt(&self.rocks_path(self.current.read().record.generation), what));
+        }
+        Ok(sequence)
     }
 
     /// Writes the record and, once it is durable, makes it the current one.
