@@ -313,10 +313,11 @@ async fn play(cases: &[Case]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_to_the_log_is_noticed() {
+    // Each on a cluster of its own: what a replaced replica has left in the middle of the log is nobody's.
+    play(&[(File::MiddleSegment, Flip(300), &[Replaced])]).await;
+    play(&[(File::MiddleSegment, Cut(500), &[Replaced])]).await;
     play(&[
         (File::FirstSegment, Flip(500), &[Replaced]),
-        (File::MiddleSegment, Flip(300), &[Replaced]),
-        (File::MiddleSegment, Cut(500), &[Replaced]),
         // Below what the floor proves to have been synced.
         (File::LastSegment, Flip(200), &[Replaced]),
         (File::LastSegment, Cut(400), &[Replaced]),
