@@ -80,8 +80,13 @@ class Recommender(nn.Module):
         return self.layers(torch.cat([stacked.flatten(1), dots], dim=1)).squeeze(1)
 
 
-def train_step(model: Recommender, batch: Ratings, acknowledged: Callable[[], None] = lambda: None) -> tuple[float, int]:
-    """Pull, forward, backward, push; calls `acknowledged` after the pull and after the push.
+def train_step(
+    model: Recommender,
+    batch: Ratings,
+    end_step: Callable[[], None] = lambda: None,
+    acknowledged: Callable[[], None] = lambda: None,
+) -> tuple[float, int]:
+    """Pull, forward, backward, push, and whatever ends the step; calls `acknowledged` after the pull and after the step.
 
     Gradients are summed over the batch, not averaged: a row's gradient then does not shrink with the batch size.
 
@@ -92,6 +97,7 @@ def train_step(model: Recommender, batch: Ratings, acknowledged: Callable[[], No
     acknowledged()
     loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.label), reduction="sum")
     loss.backward()
+    end_step()
     acknowledged()
     return float(loss.detach()) / len(batch), 2 * model.group.last_rows
 

@@ -28,9 +28,18 @@ def verdict(report: dict[str, Any]) -> list[str]:
         problems.append(f"{audit['doubled_units']} units were applied twice ({audit['doubled_rows']} rows)")
     if audit["errors"]:
         problems.append("pushes without a known outcome: " + "; ".join(audit["errors"]))
+    if same_bits(report) is False:
+        problems.append("the models of both runs differ, though the workers went in step")
     if not report["scrub"]["equal"]:
         problems.append(f"replicas differ in shards {report['scrub']['different']}: {report['scrub']['problem']}")
     return problems
+
+
+def same_bits(report: dict[str, Any]) -> bool | None:
+    """Whether both runs ended with the same model, to the bit; None where that is not to be expected."""
+    if report["staleness"] != 0 or report["undisturbed"] is None:
+        return None
+    return report["with_kills"]["bits"] == report["undisturbed"]["bits"]
 
 
 def gap_figures(kills: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -115,9 +124,12 @@ def text(report: dict[str, Any]) -> str:
     scrub = report["scrub"]
     same = f"bit-identical in {scrub['shards']} shards" if scrub["equal"] else f"DIFFER in {scrub['different']}"
     rows.append(("replicas", same))
+    if (same := same_bits(report)) is not None:
+        rows.append(("model", "bit-identical to the undisturbed run" if same else "DIFFERS from the undisturbed run"))
     rows.append(("time", f"{report['seconds']:.0f} s"))
     lines += [f"  {name:<20}  {value}" for name, value in rows]
     problems = verdict(report)
     lines.append("")
-    lines += [f"  FAILED: {problem}" for problem in problems] or ["  Nothing lost, nothing doubled, replicas equal."]
+    held = "Nothing lost, nothing doubled, replicas equal" + (", the same bits as undisturbed." if same_bits(report) else ".")
+    lines += [f"  FAILED: {problem}" for problem in problems] or [f"  {held}"]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ Not here: what a worker does (worker.py), kills (kills.py), verdicts (report.py)
 from __future__ import annotations
 
 import collections
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +28,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 EVALUATE_EVERY_S = 2.5
 RATE_WINDOW_S = 2.0
 READY_SECONDS = 120.0
+#: Every id of every table of the model is below.
+IDS_MAX = 2048
 
 
 class Training:
@@ -35,7 +38,18 @@ class Training:
     Invariants: `acks[rank]` is in time order; all times are of the machine's monotonic clock, which processes share.
     """
 
-    def __init__(self, name: str, endpoints: str, workers: int, epochs: int, batch: int, scratch: pathlib.Path):
+    def __init__(
+        self,
+        name: str,
+        endpoints: str,
+        workers: int,
+        epochs: int,
+        batch: int,
+        staleness: Optional[int],
+        scratch: pathlib.Path,
+        steps: Optional[dict[int, int]] = None,
+    ):
+        """`steps` says how many each rank trains; by default whole epochs, and on until :meth:`release`."""
         self.name = name
         self.workers = workers
         self.endpoints = endpoints
@@ -48,21 +62,22 @@ class Training:
         self.acks: dict[int, list[float]] = {rank: [] for rank in range(workers)}
         self.done: dict[int, dict[str, Any]] = {}
         self._train, self._test = data.load()
-        self.steps_planned = epochs * (len(self._train) // batch)
+        self.steps_planned = epochs * (len(self._train) // batch) if steps is None else sum(steps.values())
         self._audit_pushes: dict[int, int] = {}
         self._rows = 0
         self._recent: collections.deque = collections.deque()
         self._seconds: dict[int, list[float]] = {}
         self._lock = threading.Lock()
         self._cluster = es.connect(endpoints, timeout=worker.TIMEOUT_S)
-        self._net = model.Recommender(model.create_tables(self._cluster, name))
+        self._tables = model.create_tables(self._cluster, name)
+        self._net = model.Recommender(self._tables)
         self._net.dense.initialize()
         self.audit_table = self._cluster.create_table(
             f"{name}.audit", dim=worker.AUDIT_DIM, optimizer=es.SGD(lr=1.0), initializer=es.Zeros()
         )
         self._accounts = [scratch / f"{name}-{rank}.npy" for rank in range(workers)]
         self._errors = [scratch / f"{name}-{rank}.err" for rank in range(workers)]
-        self._processes = [self._start(rank, epochs, batch) for rank in range(workers)]
+        self._processes = [self._start(rank, epochs, batch, staleness, (steps or {}).get(rank)) for rank in range(workers)]
         self._ready = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._read, args=(rank,), daemon=True) for rank in range(workers)]
         for thread in self._threads:
@@ -173,14 +188,29 @@ class Training:
             + ([] if exact else ["the audit table holds values that are not integers"]),
         }
 
+    def steps_by_rank(self) -> dict[int, int]:
+        """How many steps each worker has done, once it is done."""
+        return {rank: line["steps"] for rank, line in self.done.items()}
+
+    def bits(self) -> str:
+        """SHA-256 of every weight of the model, to the bit."""
+        digest = hashlib.sha256()
+        for name in sorted(self._tables):
+            digest.update(self._tables[name].pull(np.arange(IDS_MAX)).tobytes())
+        return digest.hexdigest()
+
     def close(self) -> None:
         """Disconnects."""
         self._cluster.close()
 
-    def _start(self, rank: int, epochs: int, batch: int) -> subprocess.Popen:
+    def _start(
+        self, rank: int, epochs: int, batch: int, staleness: Optional[int], steps: Optional[int]
+    ) -> subprocess.Popen:
         command = [sys.executable, str(HERE / "worker.py"), "--endpoints", self.endpoints, "--prefix", self.name]
         command += ["--rank", str(rank), "--workers", str(self.workers), "--epochs", str(epochs)]
         command += ["--batch", str(batch), "--account", str(self._accounts[rank])]
+        command += [] if staleness is None else ["--staleness", str(staleness)]
+        command += [] if steps is None else ["--steps", str(steps)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with open(self._errors[rank], "wb") as errors:
             return subprocess.Popen(

@@ -1,8 +1,11 @@
 """One training process of the demo: trains its share of the ratings, and pushes countable gradients beside it.
 
+It is a worker of a job: its gradients are parts of steps, and each step ends with a tick. With a staleness of 0 they are
+summed with those of the others before they are applied, and nobody is ahead of anybody.
+
 It writes JSON lines to stdout: `ready`; progress about four times a second (steps, loss, rows, and the moment each pull
-and push was acknowledged); and `done`. It begins at the first line on stdin, trains its epochs, and goes on until a
-second line (or the end of stdin) tells it that all kills are over.
+and step was acknowledged); and `done`. It begins at the first line on stdin, trains its epochs, and goes on until a
+second line (or the end of stdin) tells it that all kills are over; or it trains as many steps as it is told.
 
 The audit: a thread pushes gradients that are small positive integers to a table with SGD, lr = 1 and zeros to begin
 with, and adds to its own account what was acknowledged. Sums stay below 2**24, so f32 is exact: at the end the table
@@ -34,6 +37,7 @@ AUDIT_UNITS_MAX = 4
 AUDIT_PAUSE_S = 0.04
 REPORT_S = 0.25
 TIMEOUT_S = 60.0
+LEASE_S = 30.0
 
 
 class Audit(threading.Thread):
@@ -132,6 +136,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--staleness", type=int, help="steps that a worker may be ahead of others (default: any number)")
+    parser.add_argument("--steps", type=int, help="train this many, in place of whole epochs")
     parser.add_argument("--account", required=True, help="file for the audit account (.npy)")
     options = parser.parse_args()
 
@@ -150,17 +156,32 @@ def main() -> None:
     threading.Thread(target=lambda: (sys.stdin.readline(), released.set()), daemon=True).start()
     audit.start()
 
+    def is_over(epoch: int, steps: int) -> bool:
+        return steps >= options.steps if options.steps is not None else epoch >= options.epochs and released.is_set()
+
+    job = cluster.job(
+        options.prefix,
+        workers=options.workers,
+        staleness=options.staleness,
+        aggregate="sum" if options.staleness == 0 else None,
+        lease=LEASE_S,
+    )
     epoch = steps = 0
-    while epoch < options.epochs or not released.is_set():
-        for rows in batches(len(train), options.batch, options.rank, options.workers, epoch):
-            loss, moved = model.train_step(net, train.take(rows), reporter.acknowledged)
-            steps += 1
-            reporter.step(loss, moved, audit.pushes)
-            if audit.error is not None:
-                raise audit.error
-            if epoch >= options.epochs and released.is_set():
-                break
-        epoch += 1
+    with job.worker(options.rank) as member:
+        net.group.worker = member
+        while not is_over(epoch, steps):
+            for rows in batches(len(train), options.batch, options.rank, options.workers, epoch):
+                cursor = b"%d" % (steps + 1)
+                loss, moved = model.train_step(
+                    net, train.take(rows), lambda: member.tick(cursor), reporter.acknowledged
+                )
+                steps += 1
+                reporter.step(loss, moved, audit.pushes)
+                if audit.error is not None:
+                    raise audit.error
+                if is_over(epoch, steps):
+                    break
+            epoch += 1
 
     audit.stop()
     reporter.flush(audit.pushes)

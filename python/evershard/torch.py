@@ -13,6 +13,16 @@ does. Nothing is pushed in eval mode, under ``torch.no_grad()``, or for a row wi
 ``backward()`` returns when a quorum of replicas has the gradients; it raises an :class:`evershard.EvershardError` when
 they could not be pushed. Calling ``backward()`` twice pushes twice.
 
+In a job, set the ``worker`` of a module (or of the group that it is in) to the :class:`evershard.Worker`: its gradients are
+then part of the worker's step, summed with those of all workers when the job has a staleness of 0. ``backward()`` returns
+when they are on their way, and ``worker.tick()`` waits for them and raises what went wrong::
+
+    with job.worker() as worker:
+        group.worker = worker
+        for position, batch in data.resume(worker.cursor):
+            loss_of(group(batch)).backward()
+            worker.tick(cursor=str(position).encode())
+
 Not here: devices other than the CPU. Rows arrive in CPU memory; move what the module returns with ``.to(device)``, and
 autograd brings the gradients back.
 """
@@ -42,12 +52,17 @@ class _Request(NamedTuple):
 class _Exchange:
     """One pull of several tables' rows, and the push of their gradients that belongs to it."""
 
-    def __init__(self, requests: List[_Request]):
+    def __init__(self, requests: List[_Request], worker: Any):
         self.requests = requests
+        self.worker = worker
         self.cluster = requests[0].table.cluster
         for request in requests:
             if request.table.cluster is not self.cluster:
                 raise ValueError("the tables of an EmbeddingGroup must belong to one cluster")
+            if worker is not None and request.lr is not None:
+                raise ValueError("lr= is not for a worker's pushes, which are summed: give the table a schedule")
+        if worker is not None and worker.job.cluster is not self.cluster:
+            raise ValueError("the worker's job must be of the cluster that the tables are in")
 
     def pull(self) -> List[torch.Tensor]:
         """The rows, ``float32[len(ids), dim]`` for each request."""
@@ -61,7 +76,10 @@ class _Exchange:
             for r, g in zip(self.requests, grads)
             if g is not None and len(r.ids)
         ]
-        if items:
+        if self.worker is not None:
+            for table, ids, rows, _ in items:
+                self.worker.push_async(table, ids, rows)
+        elif items:
             self.cluster.push_many(items)
 
 
@@ -81,9 +99,9 @@ class _PulledRows(torch.autograd.Function):
         return (None, None) + tuple(None for _ in grads)
 
 
-def _run(requests: List[_Request], trains: List[bool]) -> List[Any]:
+def _run(requests: List[_Request], trains: List[bool], worker: Any) -> List[Any]:
     """Pulls, lets gradients flow back to the requests that train, and gives each module's output."""
-    exchange = _Exchange(requests)
+    exchange = _Exchange(requests, worker)
     rows = exchange.pull()
     if torch.is_grad_enabled() and any(trains):
         anchor = torch.empty(0, requires_grad=True)
@@ -134,6 +152,8 @@ class _Rows(nn.Module):
             padding_idx += num_embeddings
         self.padding_idx = padding_idx
         self.lr = lr
+        #: The :class:`evershard.Worker` whose steps the gradients are part of; None: each push counts by itself.
+        self.worker: Any = None
 
     def _distinct(self, ids: np.ndarray) -> Tuple[np.ndarray, torch.Tensor, Optional[int]]:
         """Distinct ids to pull, for each id the row it means, and the row that stands for padding (last, not pulled)."""
@@ -200,7 +220,7 @@ class Embedding(_Rows):
 
     def forward(self, input: Any) -> torch.Tensor:
         """Rows of ``input`` (integer tensor or array of any shape): ``float32[*input.shape, dim]``."""
-        return _run([self._plan(input)], [self.training])[0]
+        return _run([self._plan(input)], [self.training], self.worker)[0]
 
 
 class EmbeddingBag(_Rows):
@@ -268,7 +288,7 @@ class EmbeddingBag(_Rows):
             offsets: ``[bags]``, where each bag begins in the flat ids.
             per_sample_weights: a factor for each id (mode ``"sum"`` only); gradients flow to it.
         """
-        return _run([self._plan(input, offsets, per_sample_weights)], [self.training])[0]
+        return _run([self._plan(input, offsets, per_sample_weights)], [self.training], self.worker)[0]
 
 
 class DenseParameters:
@@ -286,6 +306,8 @@ class DenseParameters:
         self.module = module
         self.table = table
         self.lr = lr
+        #: As for :class:`Embedding`.
+        self.worker: Any = None
         self._places: List[Tuple[nn.Module, str, str, torch.Size, int]] = []
         values, offset = [], 0
         seen: Dict[int, Tuple[nn.Parameter, int]] = {}
@@ -316,7 +338,7 @@ class DenseParameters:
 
     def pull(self) -> None:
         """Loads the values now on the cluster into the module."""
-        _run([self._plan()], [self.module.training])
+        _run([self._plan()], [self.module.training], self.worker)
 
     def state_dict(self) -> Dict[str, torch.Tensor]:
         """A copy of the values on the cluster, by parameter name; fits the module as it was before."""
@@ -352,6 +374,8 @@ class EmbeddingGroup(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleDict(dict(embeddings))
         self.dense = dense
+        #: As for :class:`Embedding`; counts for all that is in the group.
+        self.worker: Any = None
         #: Distinct rows that the last forward pass pulled, over all tables.
         self.last_rows = 0
 
@@ -372,4 +396,4 @@ class EmbeddingGroup(nn.Module):
         self.last_rows = sum(len(request.ids) for request in requests)
         if not requests:
             return {}
-        return dict(zip(names, _run(requests, trains)))
+        return dict(zip(names, _run(requests, trains, self.worker)))

@@ -1,5 +1,7 @@
 """evershard.torch against torch.nn: the same outputs and, after a step of SGD, the same weights."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -245,3 +247,49 @@ def test_a_failed_push_is_raised_by_backward(cluster, name):
     output = Embedding(table=table)(torch.tensor([1]))
     with pytest.raises(es.NonFiniteGradient):
         (output * float("nan")).sum().backward()
+
+
+def test_modules_of_two_workers_train_one_model_in_step(cluster, table, name):
+    """A job with a staleness of 0: what both pushed is summed and applied once, as one process does with both batches."""
+    theirs = nn.Embedding.from_pretrained(weight_of(table), freeze=False)
+    job = cluster.job(name, workers=2, staleness=0, aggregate="sum")
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    batches = [[torch.randint(0, 20, (7,), generator=generator) for _ in range(4)] for generator in generators]
+    failures = []
+
+    def run(rank):
+        try:
+            with job.worker(rank) as worker:
+                ours = EmbeddingGroup({"e": Embedding(ROWS, table=table)})
+                ours.worker = worker
+                for number, batch in enumerate(batches[rank]):
+                    loss_of(ours({"e": batch})["e"], number).backward()
+                    worker.tick(b"%d" % number)
+        except Exception as error:  # noqa: BLE001 - told by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == [] and [worker["clock"] for worker in job.describe()["workers"]] == [4, 4]
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=LR)
+    for number, both in enumerate(zip(*batches)):
+        optimizer.zero_grad()
+        sum(loss_of(theirs(batch), number) for batch in both).backward()
+        optimizer.step()
+    same(table, theirs)
+
+
+def test_a_worker_is_of_the_same_cluster_and_takes_no_learning_rate(cluster, table, name):
+    with cluster.job(name, workers=1, staleness=0).worker(0) as worker:
+        ours = Embedding(ROWS, table=table, lr=0.5)
+        ours.worker = worker
+        with pytest.raises(ValueError, match="schedule"):
+            ours(torch.tensor([1]))
+        ours.lr = None
+        worker.job.cluster, cluster_of_the_table = None, worker.job.cluster
+        with pytest.raises(ValueError, match="of the cluster"):
+            ours(torch.tensor([1]))
+        worker.job.cluster = cluster_of_the_table
