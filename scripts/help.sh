@@ -18,7 +18,7 @@ Evershard: a parameter server for distributed ML training that does not lose any
   make clean-cache  also remove the build cache (RocksDB is then built again: 12-18 minutes on 2 cores)
 
 Each installs what it misses (Debian, Ubuntu and the like; others are told what to install).
-The first run builds RocksDB and all dependencies: 30-60 minutes on 2 cores. After that 'make demo' takes 1.5 minutes,
+The first run builds RocksDB and all dependencies: 30-60 minutes on 2 cores. After that 'make demo' takes 2 minutes,
 'make test' 10.
 Builds go to \${EVERSHARD_CACHE:-~/.cache/evershard}, shared by every checkout on this machine.
 
