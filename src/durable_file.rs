@@ -76,7 +76,7 @@ pub fn write(path: &Path, magic: [u8; 8], version: u32, body: &[u8]) -> Result<(
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes.extend_from_slice(body);
-    write_durably_or_stop(path, &bytes).map_err(io)
+    write_durably_or_stop(path, &bytes).map_err(|error| io(error.source))
 }
 
 /// Reads what [`write()`] wrote; `None` when there is no such file.

@@ -47,6 +47,21 @@ impl Run {
         run
     }
 
+    /// The victim's disk is a file system that can really be frozen. `None`, and says why, where that cannot be.
+    async fn on_freezable_disk() -> Option<(Self, FrozenDisk)> {
+        if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
+            eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
+            return None;
+        }
+        let options = Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000);
+        let mut cluster = Cluster::prepare(options).await;
+        let disk = FrozenDisk::mount(&cluster.node(VICTIM).data())?;
+        cluster.start_all();
+        cluster.create().await;
+        cluster.wait_ready().await;
+        Some((Self::over(cluster).await, disk))
+    }
+
     /// From now on there are pushes.
     async fn push(&mut self) {
         let load = Load { ids: 1024, rows_a_push: 64, ..Load::small("audit", DIM) };
@@ -213,17 +228,7 @@ async fn a_leader_whose_disk_hangs_hands_over_though_nobody_pushes() {
 /// The same with a file system that really hangs: for `make chaos`, as root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_on_a_frozen_file_system_gives_way_though_nobody_pushes() {
-    if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
-        eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
-        return;
-    }
-    let mut cluster =
-        Cluster::prepare(Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000)).await;
-    let Some(disk) = FrozenDisk::mount(&cluster.node(VICTIM).data()) else { return };
-    cluster.start_all();
-    cluster.create().await;
-    cluster.wait_ready().await;
-    let mut run = Run::over(cluster).await;
+    let Some((mut run, disk)) = Run::on_freezable_disk().await else { return };
     for _ in 0..2 {
         run.rest().await;
         run.lead_all().await;
@@ -242,17 +247,7 @@ async fn a_leader_on_a_frozen_file_system_gives_way_though_nobody_pushes() {
 /// The same under load, with a file system that really hangs: for `make chaos`, as root. What writes to it cannot even be killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_on_a_frozen_file_system_gives_way() {
-    if support::setting("EVERSHARD_TEST_FREEZE", 0) == 0 {
-        eprintln!("skipped: EVERSHARD_TEST_FREEZE is not set");
-        return;
-    }
-    let mut cluster =
-        Cluster::prepare(Options { shards: 2, ..Options::default() }.arg("--disk-stall-ms", 1000)).await;
-    let Some(disk) = FrozenDisk::mount(&cluster.node(VICTIM).data()) else { return };
-    cluster.start_all();
-    cluster.create().await;
-    cluster.wait_ready().await;
-    let run = Run::over(cluster).await;
+    let Some((run, disk)) = Run::on_freezable_disk().await else { return };
     for _ in 0..3 {
         run.lead_all().await;
         wait_progress(&run.pushers, 10).await;
@@ -331,6 +326,33 @@ async fn a_failed_sync_of_anything_else_ends_the_node_too() {
     run.finish().await;
 }
 
+/// What a flush finds while the log is still replayed counts too: nothing that is damaged begins to serve.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_found_damaged_while_it_opens_is_lost() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let hang = elsewhere.path().join("hang");
+    let mut run = Run::start(Options::default().arg("--flush-interval-ms", 100), None).await;
+    let before = replicas(&run.cluster).await;
+    run.cluster.kill(VICTIM);
+    wait_progress(&run.pushers, 10).await;
+    std::fs::write(&hang, "").unwrap();
+    let failpoints =
+        format!("store::lost_runs=fail@1;replica_start::before_it_counts=hang@{}", hang.display());
+    run.cluster.node_mut(VICTIM).start(Some(&failpoints));
+    eventually("its flush finds the damage", || async {
+        let node = run.cluster.node(VICTIM);
+        if node.log_contains("cannot be flushed any more") { Ok(()) } else { Err(node.log_tail()) }
+    })
+    .await;
+    std::fs::remove_file(&hang).unwrap();
+    let lost = wait_lost(&run.cluster, &before).await;
+    assert_eq!(lost.len(), 1, "{lost:?} of {before:?}");
+    wait_replaced(&run.cluster, &lost).await;
+    let node = run.cluster.node(VICTIM);
+    assert!(node.log_contains("a failpoint says that runs are lost"), "{}", node.log_tail());
+    run.finish().await;
+}
+
 /// The leader of a follower that slept reads what it sends from its disk: and finds other bytes there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
@@ -363,16 +385,32 @@ async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
     }
     let pid = run.cluster.node(VICTIM).pid();
     run.cluster.restart(1);
-    let lost = eventually("a damaged replica is replaced", || async {
-        let after = replicas(&run.cluster).await;
+    let lost = wait_lost(&run.cluster, &before).await;
+    wait_replaced(&run.cluster, &lost).await;
+    assert!(!run.cluster.node_mut(VICTIM).has_ended());
+    let node = run.cluster.node(VICTIM);
+    assert_eq!(node.pid(), pid, "the node went on");
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(node.log_contains("replica quarantined") && node.log_contains(&name), "{}", node.log_tail());
+    run.finish().await;
+}
+
+/// Waits until the victim has other replicas than before, and tells which are gone.
+async fn wait_lost(cluster: &Cluster, before: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
+    eventually("a damaged replica is replaced", || async {
+        let after = replicas(cluster).await;
         let lost = before.iter().filter(|(group, id)| after.get(group).is_some_and(|now| now != *id));
         let lost: BTreeMap<u64, u64> = lost.map(|(group, id)| (*group, *id)).collect();
         if lost.is_empty() { Err(format!("{before:?}, {after:?}")) } else { Ok(lost) }
     })
-    .await;
+    .await
+}
+
+/// Waits until the successors of what was lost vote, and nothing of it is left.
+async fn wait_replaced(cluster: &Cluster, lost: &BTreeMap<u64, u64>) {
     eventually("its successor votes, and nothing is left of it", || async {
-        let status = run.cluster.status(VICTIM).await.ok_or("no answer")?;
-        for (group, old) in &lost {
+        let status = cluster.status(VICTIM).await.ok_or("no answer")?;
+        for (group, old) in lost {
             let of_group = || status.replicas.iter().filter(|r| r.group == *group);
             if of_group().any(|r| r.replica == *old)
                 || !of_group().any(|r| ["leader", "follower"].contains(&r.role.as_str()))
@@ -383,12 +421,6 @@ async fn damage_that_a_leader_meets_while_it_runs_costs_its_replicas_only() {
         if status.ready { Ok(()) } else { Err(format!("{status:?}")) }
     })
     .await;
-    assert!(!run.cluster.node_mut(VICTIM).has_ended());
-    let node = run.cluster.node(VICTIM);
-    assert_eq!(node.pid(), pid, "the node went on");
-    let name = path.file_name().unwrap().to_string_lossy().into_owned();
-    assert!(node.log_contains("replica quarantined") && node.log_contains(&name), "{}", node.log_tail());
-    run.finish().await;
 }
 
 /// The replica ids on the victim, by group.

@@ -197,8 +197,8 @@ crash_points! {
     flush_before_meta: "flush::before_meta", 3, Follow;
     flush_after_meta: "flush::after_meta", 3, Follow;
     flush_before_meta_as_leader: "flush::before_meta", 4, Lead;
-    meta_before_rename: "meta::before_rename", 5, Follow;
-    meta_before_sync_directory: "meta::before_sync_directory", 5, Follow;
+    durable_file_before_rename: "durable_file::before_rename", 20, Follow;
+    durable_file_before_sync_folder: "durable_file::before_sync_folder", 20, Follow;
     snapshot_before_install: "snapshot::before_install", 1, CatchUp;
     snapshot_after_install: "snapshot::after_install", 1, CatchUp;
     install_before_move: "install::before_move", 1, CatchUp;

@@ -8,58 +8,33 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use support::falsify::falsify;
-use support::ledger::Ledger;
+use support::flushed::FlushedShard;
 use support::metrics::metric;
-use support::pusher::{Load, Pusher, wait_progress};
-use support::trainer::{Table, Trainer};
-use support::{Cluster, Options, eventually};
+use support::{Options, eventually};
 
 /// So that a store has many blocks: the first and the last one of a file that was just ingested are in RocksDB's cache.
 const DIM: usize = 256;
 const VICTIM: u64 = 3;
 
-struct Run {
-    cluster: Cluster,
-    table: Table,
-    ledger: Ledger,
-}
+struct Run(FlushedShard);
 
 impl Run {
-    /// A shard with rows that all replicas have flushed, led by node 1, scrubbed every second.
+    /// Scrubbed every second.
     async fn start(repair: bool) -> Self {
-        let options = Options { shards: 1, ..Options::default() }
-            .arg("--flush-interval-ms", 100)
-            .arg("--scrub-interval-seconds", 1)
-            .arg("--scrub-repair", repair);
-        let cluster = Cluster::start(options).await;
-        let trainer = Trainer::connect(&cluster.endpoints()).await;
-        let table = trainer.integers("audit", DIM).await;
-        let pusher = Pusher::start(cluster.endpoints(), Load::small("audit", DIM), 1);
-        wait_progress(std::slice::from_ref(&pusher), 40).await;
-        let ledger = pusher.finish().await;
-        cluster.transfer(0, 1).await;
-        cluster.wait_caught_up().await;
-        let pushed = cluster.replica(1, 0).await.unwrap().committed;
-        for id in cluster.ids() {
-            eventually("what was pushed is flushed", || async {
-                let replica = cluster.replica(id, 0).await.ok_or("no replica")?;
-                if replica.flushed >= pushed { Ok(()) } else { Err(format!("{replica:?}")) }
-            })
-            .await;
-        }
-        Run { cluster, table, ledger }
+        let options = Options::default().arg("--scrub-interval-seconds", 1).arg("--scrub-repair", repair);
+        Self(FlushedShard::start(options, DIM).await)
     }
 
     async fn replica_of_the_victim(&self) -> u64 {
-        self.cluster.replica(VICTIM, 0).await.unwrap().replica
+        self.0.cluster.replica(VICTIM, 0).await.unwrap().replica
     }
 
     /// Over all nodes: which of them led the meta group is nobody's business.
     async fn scrubs(&self, result: &str) -> f64 {
         let name = format!("evershard_scrubs_total{{result=\"{result}\"}}");
         let mut sum = 0.0;
-        for id in self.cluster.ids() {
-            sum += metric(&self.cluster, id, &name).await;
+        for id in self.0.cluster.ids() {
+            sum += metric(&self.0.cluster, id, &name).await;
         }
         sum
     }
@@ -75,21 +50,15 @@ impl Run {
 
     async fn wait_rebuilt(&self, before: u64) {
         eventually("the victim has a new replica that votes", || async {
-            let replica = self.cluster.replica(VICTIM, 0).await.ok_or("none")?;
+            let replica = self.0.cluster.replica(VICTIM, 0).await.ok_or("none")?;
             let is_new = replica.replica != before && replica.role == "follower";
             if is_new { Ok(()) } else { Err(format!("{replica:?}")) }
         })
         .await;
     }
 
-    /// All rows, as the victim gives them.
-    async fn assert_exact(&self) {
-        self.cluster.transfer(0, VICTIM).await;
-        self.ledger.assert_matches(&self.table.pull(&self.ledger.ids()).await.unwrap(), DIM);
-    }
-
     fn somebody_told(&self, what: &str) -> bool {
-        self.cluster.ids().iter().any(|id| self.cluster.node(*id).log_contains(what))
+        self.0.cluster.ids().iter().any(|id| self.0.cluster.node(*id).log_contains(what))
     }
 }
 
@@ -97,30 +66,30 @@ impl Run {
 async fn a_replica_that_differs_is_rebuilt_though_nobody_asks() {
     let mut run = Run::start(true).await;
     let before = run.replica_of_the_victim().await;
-    falsify(&mut run.cluster, VICTIM, 1.0).await;
+    falsify(&mut run.0.cluster, VICTIM, 1.0).await;
     run.wait_rebuilt(before).await;
     assert!(run.scrubs("quarantined").await >= 1.0);
     assert!(run.somebody_told("scrubbed: replicas differ"));
     assert!(
-        run.cluster.node(VICTIM).log_contains("replica quarantined"),
+        run.0.cluster.node(VICTIM).log_contains("replica quarantined"),
         "{}",
-        run.cluster.node(VICTIM).log_tail()
+        run.0.cluster.node(VICTIM).log_tail()
     );
     run.wait_scrubs("equal", 2.0).await;
     assert!(run.somebody_told("scrubbed: all replicas are equal"));
     let mut ended = 0.0f64;
-    for id in run.cluster.ids() {
-        ended = ended.max(metric(&run.cluster, id, "evershard_scrubbed_timestamp_seconds").await);
+    for id in run.0.cluster.ids() {
+        ended = ended.max(metric(&run.0.cluster, id, "evershard_scrubbed_timestamp_seconds").await);
     }
     assert!(ended > 1.6e9, "a whole scrub is told by the time of its end: {ended}");
-    run.assert_exact().await;
+    run.0.assert_exact_on(VICTIM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_difference_is_told_and_no_more_when_nothing_is_to_be_repaired() {
     let mut run = Run::start(false).await;
     let before = run.replica_of_the_victim().await;
-    falsify(&mut run.cluster, VICTIM, 1.0).await;
+    falsify(&mut run.0.cluster, VICTIM, 1.0).await;
     run.wait_scrubs("different", 3.0).await;
     assert!(run.somebody_told("scrubbed: replicas differ"));
     assert_eq!(run.scrubs("quarantined").await, 0.0);
@@ -133,15 +102,15 @@ async fn a_flipped_bit_under_a_running_follower_is_found_and_repaired() {
     let run = Run::start(true).await;
     let before = run.replica_of_the_victim().await;
     run.wait_scrubs("equal", 1.0).await;
-    let group = run.cluster.replica(VICTIM, 0).await.unwrap().group;
-    let folder = run.cluster.node(VICTIM).data().join(format!("replicas/{group}-{before}"));
+    let group = run.0.cluster.replica(VICTIM, 0).await.unwrap().group;
+    let folder = run.0.cluster.node(VICTIM).data().join(format!("replicas/{group}-{before}"));
     let mut hurt = BTreeSet::new();
     eventually("the damage is found", || {
         // Another one when a compaction took the file away before it was read.
         if let Some(path) = biggest_table(&folder).filter(|path| hurt.insert(path.clone())) {
             flip(&path);
         }
-        let replica = run.cluster.replica(VICTIM, 0);
+        let replica = run.0.cluster.replica(VICTIM, 0);
         async {
             let replica = replica.await.ok_or("no answer")?;
             let is_lost = replica.role == "quarantined" || replica.replica != before;
@@ -150,10 +119,10 @@ async fn a_flipped_bit_under_a_running_follower_is_found_and_repaired() {
     })
     .await;
     run.wait_rebuilt(before).await;
-    let node = run.cluster.node(VICTIM);
+    let node = run.0.cluster.node(VICTIM);
     assert!(node.log_contains("replica quarantined"), "{}", node.log_tail());
     run.wait_scrubs("equal", 2.0).await;
-    run.assert_exact().await;
+    run.0.assert_exact_on(VICTIM).await;
 }
 
 /// The SST with most rows under a folder.

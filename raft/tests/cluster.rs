@@ -75,6 +75,30 @@ async fn a_lost_leader_is_replaced_and_replays_when_it_returns() {
     assert_eq!(cluster.converge(GROUP).await, (1..=100).sum::<u64>());
 }
 
+/// A state machine reads from disk ahead of apply only what it was told of: also of entries that an earlier process appended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_applied_was_announced_before() {
+    let mut cluster = Cluster::start(3, &[GROUP], |_| {}).await;
+    for n in 1..=50 {
+        cluster.add(GROUP, n).await;
+    }
+    cluster.converge(GROUP).await;
+    let surprises = |cluster: &Cluster| -> Vec<u64> {
+        cluster.nodes.keys().flat_map(|id| cluster.adder(*id, GROUP).surprises()).collect()
+    };
+    assert!(surprises(&cluster).is_empty(), "as they came: {:?}", surprises(&cluster));
+    for id in 1..=3 {
+        cluster.kill(id).await;
+    }
+    // Nothing was flushed: everything is replayed.
+    for id in 1..=3 {
+        cluster.restart(id, &[GROUP]).await;
+    }
+    cluster.add(GROUP, 51).await;
+    assert_eq!(cluster.converge(GROUP).await, (1..=51).sum::<u64>());
+    assert!(surprises(&cluster).is_empty(), "replayed: {:?}", surprises(&cluster));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_behind_the_purged_log_catches_up_by_snapshot() {
     let mut cluster = Cluster::start(3, &[GROUP], |options| {

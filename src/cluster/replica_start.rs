@@ -213,6 +213,7 @@ impl Node {
         let unopened = Unopened { node: self, listed };
         let registry = self.registry()?;
         let raft = registry.open(listed.group, listed.replica, machine.clone(), log).await?;
+        fail::fail_point!("replica_start::before_it_counts");
         if let Some(reason) = damage.get() {
             // Its flush found it meanwhile. It must neither vote nor serve.
             registry.close(listed.group).await?;

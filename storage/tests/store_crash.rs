@@ -36,15 +36,15 @@ const FLUSH_POINTS: [&str; 6] = [
     "flush::before_ingest",
     "flush::before_meta",
     "flush::after_meta",
-    "meta::before_rename",
-    "meta::before_sync_directory",
+    "durable_file::before_rename",
+    "durable_file::before_sync_folder",
 ];
 const INSTALL_POINTS: [&str; 5] = [
     "install::before_move",
     "install::before_swap",
     "install::after_swap",
-    "meta::before_rename",
-    "meta::before_sync_directory",
+    "durable_file::before_rename",
+    "durable_file::before_sync_folder",
 ];
 
 /// A row that the tests compare: version, flags, floats. A tombstone has no floats that count.
@@ -320,7 +320,7 @@ fn a_kill_at_any_step_of_an_install_leaves_the_old_state_or_the_new() {
         let before = check(&path("replica"));
         assert!(run_child("install", folder.path(), point, 1), "{point} was not passed");
         let after = check(&path("replica"));
-        let new = matches!(point, "install::after_swap" | "meta::before_sync_directory");
+        let new = matches!(point, "install::after_swap" | "durable_file::before_sync_folder");
         assert_eq!(after > before, new, "{point}: {before} -> {after}");
 
         // The replica goes on either way, also with the snapshot sent again.

@@ -7,6 +7,7 @@
 
 pub(crate) mod cluster;
 pub(crate) mod falsify;
+pub(crate) mod flushed;
 pub(crate) mod frozen_disk;
 pub(crate) mod laggard;
 pub(crate) mod ledger;

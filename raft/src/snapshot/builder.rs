@@ -87,7 +87,7 @@ impl LinkSet {
         &self.folder.path
     }
 
-    fn index(&self) -> u64 {
+    pub(crate) fn index(&self) -> u64 {
         self.mark.position.map_or(0, |at| at.index)
     }
 }

@@ -94,7 +94,7 @@ impl Incoming {
         // From here on the earlier transfer is not known any more.
         let manifest = folder.join(MANIFEST);
         write_durably_or_stop(&manifest, &encode_manifest(&begin))
-            .map_err(|source| io_error(&manifest, source))?;
+            .map_err(|error| io_error(&error.path, error.source))?;
         let started = Self { folder: folder.to_owned(), begin, maps, journal };
         started.remove_strangers()?;
         for number in 0..started.begin.files.len() {

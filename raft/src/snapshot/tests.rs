@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use evershard_storage::log::{Driver, Log, LogOptions};
+use evershard_storage::log::{Driver, Entry, Log, LogOptions};
 use evershard_storage::testing::SimDisk;
 use parking_lot::Mutex;
 

@@ -2,7 +2,7 @@
 //!
 //! Not here: anything a real state machine needs (rows, sessions, versions).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +34,10 @@ pub struct State {
 pub struct Adder {
     directory: PathBuf,
     installs: AtomicU64,
+    /// Deltas announced since it was opened.
+    announced: Mutex<BTreeSet<u64>>,
+    /// Deltas applied that nobody had announced.
+    surprises: Mutex<Vec<u64>>,
     live: Mutex<State>,
     flushed: Mutex<State>,
     /// Flushes after every apply.
@@ -51,6 +55,8 @@ impl Adder {
         Arc::new(Self {
             directory: directory.to_owned(),
             installs: AtomicU64::new(0),
+            announced: Mutex::default(),
+            surprises: Mutex::default(),
             live: Mutex::new(state.clone()),
             flushed: Mutex::new(state),
             eager,
@@ -61,6 +67,11 @@ impl Adder {
     /// The index at which a delta was applied here; works with deltas that are unique numbers.
     pub fn index_of(&self, number: u64) -> Option<u64> {
         self.live.lock().numbers.get(&number).copied()
+    }
+
+    /// What was applied since it was opened and had not been announced before.
+    pub fn surprises(&self) -> Vec<u64> {
+        self.surprises.lock().clone()
     }
 
     /// Snapshots installed since it was opened.
@@ -105,7 +116,10 @@ impl StateMachine for Adder {
                 }
                 EntryContent::Command { command, .. } => {
                     hash.update(command);
-                    let delta = command.first_chunk::<8>().map_or(0, |raw| u64::from_le_bytes(*raw));
+                    let delta = delta_of(command);
+                    if !self.announced.lock().contains(&delta) {
+                        self.surprises.lock().push(delta);
+                    }
                     live.sum = live.sum.wrapping_add(delta);
                     live.count += 1;
                     live.numbers.insert(delta, entry.position.index);
@@ -123,6 +137,10 @@ impl StateMachine for Adder {
             self.flush(Some(u64::MAX));
         }
         Ok(answers)
+    }
+
+    fn announced(&self, command: &Bytes) {
+        self.announced.lock().insert(delta_of(command));
     }
 
     fn snapshot_mark(&self) -> SnapshotMark {
@@ -158,6 +176,10 @@ impl StateMachine for Adder {
         *self.live.lock() = state;
         Ok(())
     }
+}
+
+fn delta_of(command: &Bytes) -> u64 {
+    command.first_chunk::<8>().map_or(0, |raw| u64::from_le_bytes(*raw))
 }
 
 fn mark(state: &State) -> SnapshotMark {

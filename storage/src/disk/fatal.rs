@@ -6,12 +6,13 @@
 //!
 //! Not here: when something must be durable.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::durable_file::{parent, temporary_name};
+use super::durable_file::{WriteError, may_fail, write_durably};
+use super::real_disk::RealDisk;
 
 /// Told which file or folder could not be made durable, and why; production ends the process ([`stop_process`]).
 pub type FatalHandler = Arc<dyn Fn(&Path, &io::Error) + Send + Sync>;
@@ -25,7 +26,7 @@ pub fn stop_process(path: &Path, error: &io::Error) {
 
 /// Makes a file's content (or a folder's names) durable, or ends the process.
 pub fn sync_or_stop(path: &Path, file: &File) {
-    if let Err(error) = sync(path, file) {
+    if let Err(error) = may_fail(path).and_then(|()| file.sync_all()) {
         stop_process(path, &error);
     }
 }
@@ -39,30 +40,22 @@ pub fn sync_folder_or_stop(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the file at `path` as [`super::write_durably`] does, or ends the process when a sync fails.
+/// Replaces the file at `path` on the real disk as [`write_durably`] does, or ends the process when a sync fails.
 ///
 /// # Errors
 /// What else the disk said: the old file is still there, or the new one is.
-pub fn write_durably_or_stop(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = temporary_name(path)?;
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    sync_or_stop(&temporary, &file);
-    fs::rename(&temporary, path)?;
-    sync_folder_or_stop(parent(path)?)
-}
-
-/// The crash tests name a part of the path of what shall fail.
-fn sync(path: &Path, file: &File) -> io::Result<()> {
-    fail::fail_point!("disk::sync_error", |part| match part {
-        Some(part) if path.to_string_lossy().contains(&part) => Err(io::Error::from_raw_os_error(5)),
-        _ => file.sync_all(),
-    });
-    file.sync_all()
+pub fn write_durably_or_stop(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    write_durably(&RealDisk, path, bytes).inspect_err(|error| {
+        if error.failed_sync {
+            stop_process(&error.path, &error.source);
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

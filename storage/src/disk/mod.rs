@@ -16,7 +16,7 @@ mod free_space;
 mod hints;
 mod real_disk;
 
-pub use durable_file::{read_whole, write_durably};
+pub use durable_file::{WriteError, read_whole, write_durably};
 pub use fatal::{FatalHandler, stop_process, sync_folder_or_stop, sync_or_stop, write_durably_or_stop};
 pub use free_space::FreeSpace;
 pub use hints::forget_cached;

@@ -104,7 +104,8 @@ impl Floor {
             let start = offset as usize;
             bytes[start..start + SLOT_BYTES].copy_from_slice(&encode(serial, &record));
         }
-        crate::disk::write_durably(disk, &path, &bytes).map_err(LogError::io("replace", &path))?;
+        crate::disk::write_durably(disk, &path, &bytes)
+            .map_err(|error| LogError::io("replace", &error.path)(error.source))?;
         let file = disk.open(&path).map_err(LogError::io("open", &path))?;
         Ok(Floor { path, file, serial: SLOT_OFFSETS.len() as u64, record })
     }

@@ -1,44 +1,15 @@
-//! Files that are there after a power cut: write, fsync, rename, fsync the folder.
+//! Folders of RocksDB, which does its own I/O, on the real file system: what is in them is there after a power cut.
 //!
 //! A failed fsync is a [`StoreError::Sync`]: the pages may be gone though the next fsync would succeed, so nobody asks again.
 //!
-//! The meta record goes through [`Disk`], so that the simulated disk can cut the power at every step of its replacement; folders
-//! of RocksDB, which does its own I/O, are handled on the real file system.
-//!
-//! Not here: what is written.
+//! Not here: what is written; the meta record (`crate::disk::write_durably`, so that the simulated disk can cut the power at
+//! every step of its replacement).
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
 use super::error::StoreError;
-use crate::disk::Disk;
-
-/// Replaces `path` with `bytes` in one step, through `temporary` in the same folder. On return the new content is durable; on
-/// an error that is not `Sync` the old content is.
-pub(super) fn replace_file(
-    disk: &dyn Disk,
-    directory: &Path,
-    path: &Path,
-    temporary: &Path,
-    bytes: &[u8],
-) -> Result<(), StoreError> {
-    let write = || {
-        if disk.exists(temporary)? {
-            disk.remove_file(temporary)?;
-        }
-        let file = disk.create(temporary)?;
-        file.write_all_at(bytes, 0)?;
-        Ok(file)
-    };
-    let file = write().map_err(|source| StoreError::io(temporary, source))?;
-    file.sync_all().map_err(|source| StoreError::sync(temporary, source))?;
-    drop(file);
-    fail::fail_point!("meta::before_rename");
-    disk.rename(temporary, path).map_err(|source| StoreError::io(path, source))?;
-    fail::fail_point!("meta::before_sync_directory");
-    disk.sync_dir(directory).map_err(|source| StoreError::sync(directory, source))
-}
 
 /// Makes the names in a folder durable.
 pub(super) fn sync_directory(directory: &Path) -> Result<(), StoreError> {

@@ -6,6 +6,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::disk::WriteError;
+
 /// A replica's store cannot do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -142,5 +144,11 @@ impl StoreError {
             Self::Rocks { message, .. } => message.contains("No space left on device"),
             _ => false,
         }
+    }
+}
+
+impl From<WriteError> for StoreError {
+    fn from(WriteError { path, failed_sync, source }: WriteError) -> Self {
+        if failed_sync { Self::Sync { path, source } } else { Self::Io { path, source } }
     }
 }

@@ -27,11 +27,10 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use super::durable;
 use super::error::StoreError;
 use super::state::{FlushedState, Position, ReplicaIdentity};
 use crate::codec::{DecodeError, Reader};
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, read_whole, write_durably};
 use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
@@ -64,11 +63,10 @@ impl MetaRecord {
     /// Replaces the record in a folder, durably.
     pub(super) fn write(&self, disk: &dyn Disk, directory: &Path) -> Result<(), StoreError> {
         let path = directory.join(ReplicaFile::Meta.to_string());
-        let temporary = directory.join(ReplicaFile::MetaTemporary.to_string());
         let bytes = self.encode().ok_or_else(|| StoreError::Refused {
             what: format!("the small state does not fit a meta record of {BYTES_MAX} bytes"),
         })?;
-        durable::replace_file(disk, directory, &path, &temporary, &bytes)
+        write_durably(disk, &path, &bytes).map_err(StoreError::from)
     }
 
     /// Reads the record in a folder; `None` when the file is not there.

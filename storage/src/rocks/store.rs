@@ -410,6 +410,10 @@ impl ReplicaStore {
             let current = self.current.read();
             (current.record.sequence, Arc::clone(&current.database))
         };
+        fail::fail_point!("store::lost_runs", |_| {
+            let rocks = self.rocks_path(self.current.read().record.generation);
+            Err(StoreError::corrupt(&rocks, "a failpoint says that runs are lost"))
+        });
         let sequence = database.ingest(files).inspect_err(|_| changes.reopen = true)?;
         if sequence <= known {
             let what =

@@ -259,6 +259,36 @@ async fn receivers_share_links_and_links_go_when_unused() {
 
 /// Needs `--features failpoints`: a disk that is full.
 #[cfg(feature = "failpoints")]
+/// A transfer that is late does not give way to pushes, see `traffic`.
+#[tokio::test]
+async fn links_are_late_from_half_of_the_log_that_is_held_for_them() {
+    let mut scene = Scene::new();
+    scene.source.hold_bytes = 100_000;
+    let group = scene.source.log.clone();
+    let append = |bytes: usize| {
+        let index = group.state().last.map_or(1, |last| last.index + 1);
+        let payload = Bytes::from(vec![0; bytes]);
+        let entry = Entry { index, term: 3, leader: SENDER, kind: 0, time_ms: 0, payload };
+        group.append(vec![entry], Box::new(|result| result.expect("appended")));
+        scene.log.pump();
+    };
+    for _ in 0..90 {
+        append(1_000);
+    }
+    assert!(!scene.source.is_late(), "nothing is held for anybody");
+    let set = scene.source.link(90).await.expect("linked");
+    assert_eq!(set.index(), 90, "what came before does not count");
+    assert!(!scene.source.is_late());
+    for _ in 0..40 {
+        append(1_000);
+    }
+    assert!(!scene.source.is_late(), "{} bytes", scene.source.log.bytes_since(90));
+    for _ in 0..11 {
+        append(1_000);
+    }
+    assert!(scene.source.is_late(), "{} bytes", scene.source.log.bytes_since(90));
+}
+
 #[tokio::test]
 async fn a_full_disk_is_said_and_a_later_attempt_succeeds() {
     let scene = Scene::new();

@@ -148,6 +148,27 @@ fn a_manifest_damaged_anywhere_is_noticed_or_does_no_harm() {
     assert!(noticed > used / 3, "{noticed} noticed, {harmless} without harm");
 }
 
+/// As after an error of RocksDB, in a process that goes on.
+#[test]
+fn a_run_that_is_gone_when_rocksdb_is_opened_anew_is_noticed() {
+    let (folder, shared) = (TempDir::new().unwrap(), shared());
+    let directory = folder.path().join("s");
+    let store = ReplicaStore::create(&directory, &identity(1), &shared).unwrap();
+    for index in 1..=3_u64 {
+        flush(&store, index, &[(1, index, 1.0)]);
+    }
+    store
+        .ingest(&mut store.changes().unwrap(), &[folder.path().join("not there")])
+        .expect_err("so that it is opened anew");
+    let rocks = directory.join("rocks-0000000000000001");
+    let manifest = names(&rocks).into_iter().find(|name| name.starts_with("MANIFEST")).unwrap();
+    let bytes = fs::read(rocks.join(&manifest)).unwrap();
+    let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+    fs::write(rocks.join(&manifest), &bytes[..used - 3]).unwrap();
+    let error = store.begin_run().err().expect("a run is missing");
+    assert!(error.is_damage() && error.to_string().contains(&manifest), "{error}");
+}
+
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
