@@ -201,6 +201,17 @@ def test_bad_pushes(sgd, ids, grads, error):
     assert sgd.pull([1])[0, 0] == -1
 
 
+def test_what_becomes_of_values_that_are_not_finite_is_the_tables_policy(cluster, name):
+    grads = [[1, np.nan], [2, -np.inf], [3, 3], [4, 4]]
+    expected = {"skip_row": [[0, 0], [-3, -3], [-4, -4]], "clip": [[-1, 0], [-5, np.finfo(np.float32).max], [-4, -4]]}
+    for policy, rows in expected.items():
+        table = cluster.create_table(f"{name}-{policy}", dim=2, optimizer=es.SGD(lr=1.0), non_finite=policy)
+        table.push([1, 2, 2, 3], grads)
+        assert table.pull([1, 2, 3]).tolist() == np.float32(rows).tolist()
+    with pytest.raises(es.InvalidArgument, match="skip_row"):
+        cluster.create_table(f"{name}-other", dim=2, non_finite="ignore")
+
+
 def test_a_push_with_two_learning_rates_is_refused_whole(cluster, sgd, name):
     other = cluster.create_table(f"{name}-other", dim=2, optimizer=es.SGD(lr=1.0), initializer=es.Zeros())
     items = [(sgd, [1], np.ones((1, 4)), 0.5), (other, [1], [[1, np.nan]], 0.1)]

@@ -10,13 +10,14 @@
 use evershard_proto::encoding::decode_row;
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
-use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
+use evershard_proto::v1::{ErrorKind, NonFiniteAction, NonFinitePolicy};
 
 use super::content::Content;
 use super::encode::encode_row;
 use super::residuals::Residuals;
 use crate::Error;
 use crate::batch::{Batch, add_row, get_row, put_row};
+use crate::non_finite::Found;
 use crate::routing_cache::RoutingTable;
 
 /// A message to be, and the ids in it.
@@ -42,7 +43,7 @@ impl Packed {
 }
 
 /// Lays out the messages of a push, in the order to send them, and counts its distinct rows. Sections of several tables share
-/// a message while they fit.
+/// a message while they fit. `found` is what is not finite and reaches no server: what is refused, left out or clipped here.
 ///
 /// # Errors
 /// [`Error::Refused`] with NON_FINITE when finite rows of an id add up to more than a float holds, and the table's policy is to
@@ -52,6 +53,7 @@ pub(super) fn pack(
     routing: &RoutingTable,
     lr: Option<f32>,
     residuals: &mut Residuals,
+    found: &mut Found,
 ) -> Result<(Vec<Packed>, usize), Error> {
     let mut left_out = Vec::new();
     let mut messages: Vec<Packed> = Vec::new();
@@ -71,7 +73,7 @@ pub(super) fn pack(
             });
             let message = &mut messages[at];
             message.sections += 1;
-            let mut encoder = Encoder { content, residuals, left_out: &mut left_out };
+            let mut encoder = Encoder { content, residuals, left_out: &mut left_out, found: &mut *found };
             fill(&mut message.builder, &mut encoder, &batch, &part.distinct, lr)?;
             let first_row = |distinct: &u32| batch.rows(*distinct).next();
             message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
@@ -96,6 +98,7 @@ struct Encoder<'a, 'b> {
     residuals: &'a Residuals,
     /// The residuals to be, once the whole push is packed.
     left_out: &'a mut LeftOut,
+    found: &'a mut Found,
 }
 
 impl Encoder<'_, '_> {
@@ -109,17 +112,29 @@ impl Encoder<'_, '_> {
             values.iter_mut().zip(residual).for_each(|(value, more)| *value += more);
         }
         if clip {
+            if let Some(column) = first_bad(values) {
+                self.found.add(table, NonFiniteAction::Clipped, 1, (id, column, values[column]), true);
+            }
             values.iter_mut().for_each(|value| *value = clipped(*value));
         }
-        encode_row(encoding, values, clip, place);
+        encode_row(encoding, values, false, place);
         let decoded = &mut vec![0.0; values.len()][..];
         decode_row(encoding, place, decoded);
         if let Some(column) = decoded.iter().position(|value| !value.is_finite()) {
-            return match non_finite {
-                NonFinitePolicy::Reject => Err(self.too_large(id, values, column)),
+            let first = (id, column, values[column]);
+            match non_finite {
+                NonFinitePolicy::Reject => {
+                    self.found.add(table, NonFiniteAction::Rejected, 1, first, false);
+                    return Err(self.too_large(id, values, column));
+                }
                 // The servers leave the row out, and its residual stays.
-                NonFinitePolicy::SkipRow | NonFinitePolicy::Clip => Ok(()),
-            };
+                NonFinitePolicy::SkipRow => return Ok(()),
+                NonFinitePolicy::Clip => {
+                    self.found.add(table, NonFiniteAction::Clipped, 1, first, false);
+                    encode_row(encoding, values, true, place);
+                    return Ok(());
+                }
+            }
         }
         if feedback {
             let residual = values.iter().zip(&*decoded).map(|(value, sent)| value - sent).collect();
@@ -155,11 +170,14 @@ fn fill(
     }
     if encoding == Encoding::F32 {
         let places = payload.chunks_exact_mut(dim * 4);
-        return distinct.iter().zip(places).try_for_each(|(d, place)| sum_rows(content, batch, *d, place));
+        return distinct
+            .iter()
+            .zip(places)
+            .try_for_each(|(d, place)| sum_rows(content, batch, *d, place, encoder.found));
     }
     let (mut sum, mut values) = (vec![0; dim * 4], vec![0.0; dim]);
     for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(encoding.row_bytes(dim))) {
-        sum_rows(content, batch, *d, &mut sum)?;
+        sum_rows(content, batch, *d, &mut sum, encoder.found)?;
         let id = content.ids[batch.rows(*d).next().unwrap_or_default()];
         encoder.encode(id, &sum, &mut values, place)?;
     }
@@ -167,7 +185,13 @@ fn fill(
 }
 
 /// Sums the rows of a distinct id as f32, in order of appearance; of values, the last one counts.
-fn sum_rows(content: &Content<'_>, batch: &Batch, d: u32, place: &mut [u8]) -> Result<(), Error> {
+fn sum_rows(
+    content: &Content<'_>,
+    batch: &Batch,
+    d: u32,
+    place: &mut [u8],
+    found: &mut Found,
+) -> Result<(), Error> {
     let dim = content.dim;
     let row = |at: usize| &content.values[at * dim..(at + 1) * dim];
     if content.operation == Operation::Set {
@@ -175,7 +199,15 @@ fn sum_rows(content: &Content<'_>, batch: &Batch, d: u32, place: &mut [u8]) -> R
         return Ok(());
     }
     if content.non_finite != NonFinitePolicy::Reject {
-        sum_by_policy(place, batch.rows(d).map(row), content.non_finite);
+        if let Some((count, column, value)) = sum_by_policy(place, batch.rows(d).map(row), content.non_finite)
+        {
+            let id = content.ids[batch.rows(d).next().unwrap_or_default()];
+            let action = match content.non_finite {
+                NonFinitePolicy::Clip => NonFiniteAction::Clipped,
+                NonFinitePolicy::SkipRow | NonFinitePolicy::Reject => NonFiniteAction::Skipped,
+            };
+            found.add(content.table, action, count, (id, column, value), false);
+        }
         return Ok(());
     }
     let mut rows = batch.rows(d);
@@ -189,14 +221,25 @@ fn sum_rows(content: &Content<'_>, batch: &Batch, d: u32, place: &mut [u8]) -> R
     }
     // A row that stands alone was checked with the push.
     if is_sum && let Some(column) = first_not_finite(place) {
-        return Err(sum_refused(content, batch.rows(d).next().unwrap_or_default(), column));
+        let first = batch.rows(d).next().unwrap_or_default();
+        let value = get_value(place, column);
+        found.add(content.table, NonFiniteAction::Rejected, 1, (content.ids[first], column, value), true);
+        return Err(sum_refused(content, first, column));
     }
     Ok(())
 }
 
 fn first_not_finite(row: &[u8]) -> Option<usize> {
-    let mut values = row.chunks_exact(4).map(|raw| f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]));
-    values.position(|value| !value.is_finite())
+    (0..row.len() / 4).find(|column| !get_value(row, *column).is_finite())
+}
+
+fn get_value(row: &[u8], column: usize) -> f32 {
+    let raw = &row[column * 4..][..4];
+    f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]])
+}
+
+fn first_bad(row: &[f32]) -> Option<usize> {
+    row.iter().position(|value| !value.is_finite())
 }
 
 fn sum_refused(content: &Content<'_>, row: usize, column: usize) -> Error {
@@ -208,14 +251,22 @@ fn sum_refused(content: &Content<'_>, row: usize, column: usize) -> Error {
 }
 
 /// A table's policy for values that are not finite comes before the sum, as on the servers: one bad row must not take the
-/// good rows of its id with it. A sum that is not finite, or rows of which none is good, are left to the servers.
-fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, policy: NonFinitePolicy) {
-    let is_good = |row: &&[f32]| row.iter().all(|value| value.is_finite());
+/// good rows of its id with it. A sum that is not finite, or rows of which none is good, are left to the servers: the first of
+/// those is sent as it is. Answers how many rows are left out or clipped that the servers do not see, and the first value.
+fn sum_by_policy<'a>(
+    place: &mut [u8],
+    rows: impl Iterator<Item = &'a [f32]>,
+    policy: NonFinitePolicy,
+) -> Option<(u64, usize, f32)> {
     let (mut first, mut sum) = (None, None::<Vec<f32>>);
+    let mut unseen = None;
     for row in rows {
         first.get_or_insert(row);
-        if policy == NonFinitePolicy::SkipRow && !is_good(&row) {
-            continue;
+        if let Some(column) = first_bad(row) {
+            unseen.get_or_insert((0, column, row[column])).0 += 1;
+            if policy == NonFinitePolicy::SkipRow {
+                continue;
+            }
         }
         match &mut sum {
             None => sum = Some(row.iter().map(|value| clipped(*value)).collect()),
@@ -225,6 +276,12 @@ fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, po
     if let Some(row) = sum.as_deref().or(first) {
         put_row(place, row);
     }
+    if sum.is_none()
+        && let Some((count, ..)) = &mut unseen
+    {
+        *count -= 1;
+    }
+    unseen.filter(|(count, ..)| *count > 0)
 }
 
 fn clipped(value: f32) -> f32 {
@@ -250,9 +307,14 @@ mod tests {
             non_finite: NonFinitePolicy::Reject,
         };
         let contents: Vec<_> = (1..=tables).map(content).collect();
-        let (messages, rows) =
-            pack(&contents, &crate::routing_cache::table_for_tests(1), None, &mut Residuals::new(0))
-                .expect("all finite");
+        let (messages, rows) = pack(
+            &contents,
+            &crate::routing_cache::table_for_tests(1),
+            None,
+            &mut Residuals::new(0),
+            &mut Found::default(),
+        )
+        .expect("all finite");
         assert_eq!(rows, tables as usize);
         let mut seen = Vec::new();
         for message in messages {
@@ -271,9 +333,15 @@ mod tests {
             let encoding = Encoding::F32;
             let content =
                 Content { table: 1, name: "t", dim: 1, operation, encoding, ids, values, non_finite };
-            super::super::check(&[content]).expect("each row is finite");
-            pack(&[content], &crate::routing_cache::table_for_tests(64), None, &mut Residuals::new(0))
-                .map(|(messages, _)| messages.len())
+            super::super::check(&[content], &mut Found::default()).expect("each row is finite");
+            pack(
+                &[content],
+                &crate::routing_cache::table_for_tests(64),
+                None,
+                &mut Residuals::new(0),
+                &mut Found::default(),
+            )
+            .map(|(messages, _)| messages.len())
         };
         let large = [3e38, 1.0, 3e38];
         for operation in [Operation::Gradient, Operation::Add] {
@@ -310,9 +378,21 @@ mod tests {
         values: &[f32],
         residuals: &mut Residuals,
     ) -> Result<Vec<[f32; 2]>, Error> {
+        decoded_and_found(encoding, non_finite, ids, values, residuals, &mut Found::default())
+    }
+
+    fn decoded_and_found(
+        encoding: Encoding,
+        non_finite: NonFinitePolicy,
+        ids: &[u64],
+        values: &[f32],
+        residuals: &mut Residuals,
+        found: &mut Found,
+    ) -> Result<Vec<[f32; 2]>, Error> {
         let operation = Operation::Gradient;
         let content = Content { table: 1, name: "t", dim: 2, operation, encoding, ids, values, non_finite };
-        let (messages, _) = pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals)?;
+        let (messages, _) =
+            pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals, found)?;
         let mut rows = Vec::new();
         for message in messages {
             let bytes = message.builder.finish(1, 1, 0);
@@ -325,6 +405,37 @@ mod tests {
             }
         }
         Ok(rows)
+    }
+
+    #[test]
+    fn what_no_server_sees_is_found() {
+        use NonFinitePolicy::{Clip, Reject, SkipRow};
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let find = |encoding, policy, ids: &[u64], values: &[f32]| {
+            let (mut found, mut residuals) = (Found::default(), Residuals::new(0));
+            let _ = decoded_and_found(encoding, policy, ids, values, &mut residuals, &mut found);
+            let rows = found.rows().into_iter();
+            rows.map(|rows| (rows.action(), rows.count, rows.id, rows.column, rows.of_sum))
+                .collect::<Vec<_>>()
+        };
+        let f32_of = |policy, ids: &[u64], values: &[f32]| find(Encoding::F32, policy, ids, values);
+        let (rejected, skipped) = (NonFiniteAction::Rejected, NonFiniteAction::Skipped);
+        let clipped = NonFiniteAction::Clipped;
+        // Beside a good row of its id a bad one is left out here; alone it is the servers' to see.
+        assert_eq!(f32_of(SkipRow, &[7, 7, 7], &[nan, 1.0, 2.0, 3.0, 4.0, inf]), [(skipped, 2, 7, 0, false)]);
+        assert_eq!(f32_of(SkipRow, &[7, 8], &[nan, 1.0, 2.0, inf]), []);
+        assert_eq!(f32_of(SkipRow, &[7, 7], &[nan, 1.0, 2.0, inf]), [(skipped, 1, 7, 0, false)]);
+        assert_eq!(f32_of(Clip, &[7, 8], &[1.0, nan, 2.0, inf]), [(clipped, 2, 7, 1, false)]);
+        assert_eq!(f32_of(Clip, &[7, 8], &[1.0, 2.0, 3.0, 4.0]), []);
+        assert_eq!(f32_of(Reject, &[7, 7], &[3e38, 1.0, 3e38, 1.0]), [(rejected, 1, 7, 0, true)]);
+        // Finite, and more than f16 holds.
+        let f16_of = |policy| find(Encoding::F16, policy, &[7], &[1.0, 1e6]);
+        assert_eq!(f16_of(Reject), [(rejected, 1, 7, 1, false)]);
+        assert_eq!(f16_of(Clip), [(clipped, 1, 7, 1, false)]);
+        assert_eq!(f16_of(SkipRow), []);
+        let large = [3e38, 1.0, 3e38, 1.0];
+        assert_eq!(find(Encoding::Bf16, Clip, &[7, 7], &large), [(clipped, 1, 7, 0, true)]);
+        assert_eq!(f32_of(Clip, &[7, 7], &large), [], "the servers clip the sum");
     }
 
     #[test]
@@ -392,7 +503,14 @@ mod tests {
             values: &[0.0, 0.0],
             non_finite: NonFinitePolicy::Reject,
         };
-        pack(&[content], &crate::routing_cache::table_for_tests(1), None, &mut residuals).expect("packed");
+        pack(
+            &[content],
+            &crate::routing_cache::table_for_tests(1),
+            None,
+            &mut residuals,
+            &mut Found::default(),
+        )
+        .expect("packed");
         assert_eq!(residuals.get(1, 7), None);
     }
 }
