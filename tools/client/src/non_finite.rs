@@ -5,7 +5,7 @@
 //! - a report is no part of a push: nothing waits for it but a push that is refused, and that for [`TELL_WITHIN`] at the most;
 //! - what a server finds itself is not told: it would be counted twice;
 //! - at most one report is under way that nobody waits for; what comes meanwhile goes with the next one;
-//! - a report that may have arrived is not repeated.
+//! - a report that a node answered, or may have in hand, is not repeated; one on a connection that broke is, to another node.
 //!
 //! Not here: what is done about such values (`push`), where it is counted (the servers).
 
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::key::key_of;
+use evershard_proto::limits::NON_FINITE_REPORT_COUNT_MAX;
 use evershard_proto::v1::parameter_service_client::ParameterServiceClient;
 use evershard_proto::v1::{NonFiniteAction, NonFiniteReport, NonFiniteRows, WorkerIdentity};
 use parking_lot::Mutex;
@@ -51,7 +52,7 @@ impl Found {
 
     fn merge_rows(&mut self, rows: NonFiniteRows) {
         let known = self.0.entry((rows.table, rows.action)).or_insert(NonFiniteRows { count: 0, ..rows });
-        known.count += rows.count;
+        known.count = (known.count + rows.count).min(NON_FINITE_REPORT_COUNT_MAX);
     }
 
     /// The push is refused: nothing of it was left out or clipped.
@@ -166,7 +167,7 @@ impl Reports {
         }
     }
 
-    /// False when the node certainly did not hear it and another may.
+    /// False when another node may be told: this one is not there, is not asked for this, or its connection broke.
     async fn tell_node(&self, address: &str, report: &NonFiniteReport) -> bool {
         let Ok(channel) = self.shared.routing.unary_channel(address) else { return false };
         let epoch = AskUnder(self.shared.routing.recovery_epoch());

@@ -64,7 +64,7 @@ impl Content<'_> {
 }
 
 /// Whether no value is NaN or infinite: without a branch per value, so that it costs a read of the memory.
-fn all_finite(values: &[f32]) -> bool {
+pub(super) fn all_finite(values: &[f32]) -> bool {
     const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
     let largest = |block: &[f32]| block.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7fff_ffff));
     values.chunks(4096).all(|block| largest(block) < INFINITY_BITS)

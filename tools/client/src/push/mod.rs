@@ -5,15 +5,17 @@
 //! - messages of one shard are handed over in the order of the calls;
 //! - handing over ends at the push's deadline: what found no room until then is unsent, and kept for a retry.
 //!
-//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with rows as `encode.rs` makes
-//! them and what that left out in `residuals.rs`; `handle.rs` waits for what becomes of
-//! them; this file begins a push.
+//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with the rows of an id as `row_sum.rs` adds
+//! them and `row_encoder.rs` encodes the sum, in the bytes of `encode.rs`; what that left out is in `residuals.rs`; `handle.rs`
+//! waits for what becomes of messages; this file begins a push.
 
 mod content;
 mod encode;
 mod handle;
 mod packing;
 mod residuals;
+mod row_encoder;
+mod row_sum;
 
 use std::sync::Arc;
 use std::time::Instant;
