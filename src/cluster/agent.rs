@@ -417,7 +417,11 @@ impl Node {
             let rows: u64 = status.tables.iter().map(|t| t.rows).sum();
             metrics::gauge!(metric::REPLICA_ROWS, "shard" => shard.clone()).set(rows as f64);
             for (table, counts) in replica.machine.offences().totals() {
-                let Some(schema) = replica.reader.schema(table) else { continue };
+                let Some(schema) = replica.reader.schema(table) else {
+                    // Told while the table was dropped, or it was not in a snapshot any more.
+                    replica.machine.offences().forget(table);
+                    continue;
+                };
                 for action in Action::ALL.into_iter().filter(|action| counts.of(*action) > 0) {
                     let table = schema.name().to_owned();
                     metrics::counter!(metric::NON_FINITE_TOTAL, "shard" => shard.clone(), "table" => table, "action" => action.name())

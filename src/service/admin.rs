@@ -1,5 +1,6 @@
 //! The admin door: looking at a cluster and changing it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use evershard_proto::v1::{
     GetNonFiniteRequest, GetRoutingRequest, InitClusterReply, InitClusterRequest, NodeStatus,
     OpenSessionReply, OpenSessionRequest, RenewSessionReply, RenewSessionRequest, Routing, ScrubReply,
     ScrubRequest, SetOptimizerRequest, TableDescription, TransferLeaderReply, TransferLeaderRequest,
-    UnsafeRecoverReply, UnsafeRecoverRequest,
+    UnsafeRecoverReply, UnsafeRecoverRequest, WorkerIdentity,
 };
 use tonic::{Request, Response, Status};
 
@@ -119,7 +120,9 @@ impl AdminService for AdminDoor {
     ) -> Result<Response<GetNonFiniteReply>, Status> {
         let table = request.into_inner().table;
         let state = self.node.meta_state();
-        let worker_of = |session| state.sessions.iter().find(|known| known.session == session)?.worker;
+        let workers = state.sessions.iter().filter_map(|known| Some((known.session, known.worker?)));
+        let workers: HashMap<u64, WorkerIdentity> = workers.collect();
+        let worker_of = |session| workers.get(&session).copied();
         let replicas = self.node.replicas.shards();
         let replicas = replicas.iter().map(|replica| of_replica(replica, table, worker_of)).collect();
         Ok(Response::new(GetNonFiniteReply { replicas }))

@@ -1,10 +1,14 @@
 //! Values that are not finite, as the doors count and tell them.
 //!
+//! Invariants:
+//! - what a client tells is checked whole before any of it is counted;
+//! - it is believed as its pushes are: a client that lies spoils counts, and nothing else depends on them.
+//!
 //! Not here: what is remembered of them (`shard::offence_journal`), what apply counts (`apply`).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evershard_proto::limits::TABLES_MAX;
+use evershard_proto::limits::{NON_FINITE_REPORT_COUNT_MAX, NON_FINITE_REPORT_ROWS_MAX};
 use evershard_proto::v1::{
     ErrorKind, NonFiniteAction, NonFiniteCounts, NonFiniteLedger, NonFiniteOffence, NonFiniteReport,
     NonFiniteReportReply, NonFiniteRows, NonFiniteSource, ReplicaNonFinite, StepContributor, WorkerIdentity,
@@ -16,9 +20,6 @@ use crate::apply::{PushRefusal, StepOffence};
 use crate::cluster::replicas::ShardReplica;
 use crate::model::{Action, BadRows, BadValue, Offence, OffenceCounts, Source};
 use crate::shard::{OffenceLedger, Side};
-
-/// Of what a client tells at once: by table and action.
-const REPORT_ROWS_MAX: usize = TABLES_MAX * Action::ALL.len();
 
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -70,27 +71,40 @@ impl ParameterDoor {
         let group = report.group;
         let replica = self.replicas.shard(group)?;
         let invalid = |what: String| RequestError::new(ErrorKind::Invalid, what).in_group(group);
-        if report.rows.len() > REPORT_ROWS_MAX {
-            return Err(invalid(format!("a report has at most {REPORT_ROWS_MAX} entries")));
+        if report.rows.len() > NON_FINITE_REPORT_ROWS_MAX {
+            return Err(invalid(format!("a report has at most {NON_FINITE_REPORT_ROWS_MAX} entries")));
         }
+        // A table without a schema was dropped meanwhile, or is not here yet.
+        let known = report.rows.iter().filter_map(|told| Some((told, replica.reader.schema(told.table)?)));
+        let told = known.map(|(told, schema)| checked_rows(told, schema.dim()));
+        let told = told.collect::<Result<Vec<_>, _>>().map_err(invalid)?;
         let source = source_of(report.session, report.worker.as_ref());
         let time_ms = now_ms();
-        for told in &report.rows {
-            if replica.reader.schema(told.table).is_none() {
-                // It was dropped meanwhile, or is not here yet.
-                continue;
-            }
-            let action = match told.action() {
-                NonFiniteAction::Rejected => Action::Rejected,
-                NonFiniteAction::Skipped => Action::Skipped,
-                NonFiniteAction::Clipped => Action::Clipped,
-            };
-            let &NonFiniteRows { table, count, id, column, value, of_sum, .. } = told;
-            let rows = BadRows { count, first: BadValue { id, column, value, of_sum } };
+        for (table, action, rows) in told {
             replica.machine.offences().note(Side::Heard, table, Offence { source, action, rows, time_ms });
         }
         Ok(NonFiniteReportReply {})
     }
+}
+
+/// An entry of a report: its table, what was done, and to what.
+fn checked_rows(told: &NonFiniteRows, dim: u32) -> Result<(u32, Action, BadRows), String> {
+    let &NonFiniteRows { table, action, count, id, column, value, of_sum } = told;
+    let action = match NonFiniteAction::try_from(action) {
+        Ok(NonFiniteAction::Rejected) => Action::Rejected,
+        Ok(NonFiniteAction::Skipped) => Action::Skipped,
+        Ok(NonFiniteAction::Clipped) => Action::Clipped,
+        Err(_) => return Err(format!("table {table}: {action} is nothing that is done about values")),
+    };
+    if !(1..=NON_FINITE_REPORT_COUNT_MAX).contains(&count) {
+        let what =
+            format!("table {table}: a report counts 1 to {NON_FINITE_REPORT_COUNT_MAX} at once, not {count}");
+        return Err(what);
+    }
+    if column >= dim {
+        return Err(format!("table {table}: column {column} of {dim}"));
+    }
+    Ok((table, action, BadRows { count, first: BadValue { id, column, value, of_sum } }))
 }
 
 /// What a replica counts of a table; `worker_of` knows whose a session is.

@@ -9,8 +9,9 @@
 //! Invariants:
 //! - it is in memory alone: it begins with the replica's start, and is neither replicated state nor on disk. A replica that is
 //!   started again counts what it replays;
-//! - it is bounded, whoever pushes: so many sources a table, so many last offences. Who is pushed out keeps counting in the
-//!   table's total;
+//! - it is bounded, whoever pushes: so many sources a table, so many last offences; below 8 KiB a table that was offended. Who
+//!   is pushed out keeps counting in the table's total, and begins at zero when it comes back;
+//! - a table that is dropped is forgotten, at the latest when its node measures itself the next time;
 //! - the logged side follows from the entries alone.
 //!
 //! Not here: what is done about values that are not finite (`apply`), adding up over replicas (the admin tool).
@@ -53,14 +54,15 @@ impl OffenceLedger {
         let known = self.sources.iter().position(|(other, _)| *other == source);
         let mut counts = known.and_then(|at| self.sources.remove(at)).map_or_else(Default::default, |s| s.1);
         counts.add(action, rows.count);
-        self.sources.push_back((source, counts));
-        if self.sources.len() > SOURCES_MAX {
+        // Room first: one more would double what a full one takes.
+        if self.sources.len() >= SOURCES_MAX {
             self.sources.pop_front();
         }
-        self.last.push_back(offence);
-        if self.last.len() > LAST_MAX {
+        self.sources.push_back((source, counts));
+        if self.last.len() >= LAST_MAX {
             self.last.pop_front();
         }
+        self.last.push_back(offence);
     }
 }
 
@@ -158,6 +160,12 @@ mod tests {
         let known = journal.of(1).logged;
         assert_eq!(known.total.of(Action::Skipped), 3 * sessions);
         assert_eq!((known.sources.len(), known.last.len()), (SOURCES_MAX, LAST_MAX));
+        let bytes = {
+            let tables = journal.tables.lock();
+            let OffenceLedger { sources, last, .. } = &tables[&1].logged;
+            sources.capacity() * size_of::<(Source, OffenceCounts)>() + last.capacity() * size_of::<Offence>()
+        };
+        assert!(bytes <= 4096, "{bytes} a side");
         let (source, counts) = known.sources.back().unwrap();
         assert_eq!((*source, counts.of(Action::Skipped)), (Source::Session(u64::MAX), sessions));
         assert_eq!(known.last.back().map(|last| last.source), Some(Source::Session(u64::MAX)));

@@ -38,13 +38,14 @@ impl Counts {
     }
 
     fn add(&mut self, other: Counts) {
-        self.rejected += other.rejected;
-        self.skipped += other.skipped;
-        self.clipped += other.clipped;
+        // Clients tell what they want.
+        self.rejected = self.rejected.saturating_add(other.rejected);
+        self.skipped = self.skipped.saturating_add(other.skipped);
+        self.clipped = self.clipped.saturating_add(other.clipped);
     }
 
     fn all(self) -> u64 {
-        self.rejected + self.skipped + self.clipped
+        self.rejected.saturating_add(self.skipped).saturating_add(self.clipped)
     }
 }
 
