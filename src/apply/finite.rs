@@ -104,6 +104,12 @@ pub(super) fn bad_rows(section: &Section<'_>) -> Option<BadRows> {
     Some(BadRows { count: bad.count() as u64, first })
 }
 
+/// Whether all values of a row are finite. It looks at each of them, without a branch: that is quicker than to stop at the first
+/// one that is not, since hardly ever there is one.
+pub(super) fn are_finite(values: &[f32]) -> bool {
+    values.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE)) < INFINITY
+}
+
 /// The first value of a row that is not finite.
 pub(super) fn bad_value(id: u64, values: &[f32], of_sum: bool) -> Option<BadValue> {
     let column = values.iter().position(|value| !value.is_finite())?;
@@ -206,7 +212,9 @@ mod tests {
             let mut values = vec![1.0f32; len];
             let at = at.index(len);
             values[at] = bad;
+            prop_assert!(are_finite(&vec![f32::MAX; len]) && are_finite(&vec![f32::MIN; len]));
             prop_assert!(!with_f32(&values, |s| Magnitude::of(s).is_finite()));
+            prop_assert!(!are_finite(&values));
             prop_assert_eq!(with_f32(&values, first_bad).expect("found").1, at);
             let mut clipped = values.clone();
             clip(&mut clipped);

@@ -79,7 +79,7 @@ impl<'a> RowUpdate<'a> {
     /// Applies the policy to sums that are not finite; false to leave the row out. Under `Reject` there are none: validation saw
     /// to it.
     fn make_finite(&self, key: u64, values: &mut [f32], bad_sums: &mut Option<BadRows>) -> bool {
-        if self.policy == NonFinite::Reject || values.iter().all(|value| value.is_finite()) {
+        if self.policy == NonFinite::Reject || finite::are_finite(values) {
             return true;
         }
         add_row(bad_sums, || finite::bad_value(id_of(self.section.table, key), values, true));

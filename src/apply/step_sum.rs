@@ -134,7 +134,7 @@ impl StepSum {
         for (row, key) in section.keys().enumerate() {
             decode_row(section.encoding, section.row(row), values);
             // Under `Reject` a door refused what is not finite.
-            if policy != NonFinite::Reject && values.iter().any(|value| !value.is_finite()) {
+            if policy != NonFinite::Reject && !finite::are_finite(values) {
                 add_row(&mut bad, || finite::bad_value(id_of(section.table, key), values, false));
                 if policy == NonFinite::SkipRow {
                     continue;
