@@ -1,5 +1,6 @@
 //! Values that are not finite, under each policy and from several clients: rows are exact, whatever the others pushed; who sent
-//! what is counted, by table and source, and the last of it is told; what was logged is still counted when its leader is gone.
+//! what is counted, by table and source, and the last of it is told; what was logged is still counted when its leader is gone; what
+//! is large or tiny but finite passes; what clients tell is checked and bounded.
 //!
 //! Not here: every refusal's words (`bad_input.rs`), every encoding (unit tests of the client's packing).
 
@@ -8,9 +9,11 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use evershard::{Aggregation, DeadWorkerPolicy, Error, ErrorKind, JobOptions, TableDefinition};
+use evershard_proto::limits::{NON_FINITE_REPORT_COUNT_MAX, NON_FINITE_REPORT_ROWS_MAX};
+use evershard_proto::v1::parameter_service_client::ParameterServiceClient;
 use evershard_proto::v1::{
     GetNonFiniteRequest, NonFiniteAction, NonFiniteCounts, NonFiniteLedger, NonFiniteOffence,
-    NonFinitePolicy, NonFiniteSource,
+    NonFinitePolicy, NonFiniteReport, NonFiniteRows, NonFiniteSource,
 };
 use support::metrics::metric;
 use support::raw::{self, RawSession};
@@ -288,4 +291,94 @@ async fn summed_steps_say_which_rank_contributed_what() {
     let clipped = wait_counted(&cluster, &clip, [0; 3], [0, 0, 1]).await;
     assert_eq!(clipped.of((0, job, 0, false)), [0, 0, 1]);
     cluster.assert_replicas_equal().await;
+}
+
+/// Large values, denormals and zeros of either sign are finite: they go through client, log and rows under every policy, and nobody
+/// is counted for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn extreme_but_finite_gradients_pass_and_are_not_counted() {
+    let cluster = Cluster::with_shards(1).await;
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let tiny = f32::from_bits(1);
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let tables = tables(&trainer).await;
+    for table in &tables {
+        // The rows of an id are summed by the client.
+        table
+            .push(&[1, 2, 3, 4, 4], &[1e38, -1e38, tiny, -1e-40, -0.0, 0.0, 1e38, -0.0, 1e38, -0.0])
+            .await
+            .unwrap();
+        table.set(&[5], &[-0.0, -tiny]).await.unwrap();
+        let rows = table.pull(&[1, 2, 3, 4, 5]).await.unwrap();
+        let expected = [-1e38, 1e38, -tiny, 1e-40, 0.0, 0.0, -1e38 - 1e38, 0.0, -0.0, -tiny];
+        assert_eq!(bits(&rows), bits(&expected));
+    }
+    // Four times 1e38 is not: the client refuses it, and leaves it to the servers where they may skip it.
+    let [reject, skip, clip] = &tables;
+    let four = [1e38; 4 * DIM];
+    assert_rejected(reject.push(&[1; 4], &four).await);
+    skip.push(&[1; 4], &four).await.unwrap();
+    assert_eq!(skip.pull(&[1]).await.unwrap(), [-1e38, 1e38]);
+    wait_counted(&cluster, reject, [0; 3], [1, 0, 0]).await;
+    let counted = wait_counted(&cluster, skip, [0, 1, 0], [0; 3]).await;
+    assert_eq!(counted.last[0].rows.unwrap().value, INF);
+    wait_counted(&cluster, clip, [0; 3], [0; 3]).await;
+    cluster.assert_replicas_equal().await;
+}
+
+/// Whoever tells a replica what it found is not trusted to tell it well, or seldom.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_that_cannot_be_meant_count_nothing_and_many_take_little() {
+    let cluster = Cluster::with_shards(1).await;
+    let trainer = Trainer::connect(&cluster.endpoints()).await;
+    let [_, skip, _] = tables(&trainer).await;
+    let table = skip.table.number();
+    let group = raw::shard_of(&cluster, table, 1).await.group;
+    let mut client = ParameterServiceClient::new(cluster.channel(cluster.leader_of(0).await));
+    let rows = NonFiniteRows {
+        table,
+        action: NonFiniteAction::Skipped.into(),
+        count: 1,
+        id: 1,
+        column: 0,
+        value: NAN,
+        of_sum: false,
+    };
+    let report = |session, rows: &[NonFiniteRows]| NonFiniteReport {
+        group,
+        session,
+        worker: None,
+        rows: rows.to_vec(),
+    };
+    for bad in [
+        NonFiniteRows { action: 3, ..rows },
+        NonFiniteRows { action: -1, ..rows },
+        NonFiniteRows { count: 0, ..rows },
+        NonFiniteRows { count: u64::MAX, ..rows },
+        NonFiniteRows { column: DIM as u32, ..rows },
+    ] {
+        // The good one beside it is not counted either.
+        let refused = client.report_non_finite(report(1, &[rows, bad])).await.unwrap_err();
+        assert_eq!(raw::kind(&refused), ErrorKind::Invalid, "{refused}");
+    }
+    let many = vec![rows; NON_FINITE_REPORT_ROWS_MAX + 1];
+    let refused = client.report_non_finite(report(1, &many)).await.unwrap_err();
+    assert_eq!(raw::kind(&refused), ErrorKind::Invalid, "{refused}");
+    let elsewhere = NonFiniteReport { group: u64::MAX, ..report(1, &[rows]) };
+    client.report_non_finite(elsewhere).await.unwrap_err();
+    // Of a table that there is not.
+    client.report_non_finite(report(1, &[NonFiniteRows { table: 4000, ..rows }])).await.unwrap();
+    let none = counted(&cluster, &skip).await;
+    assert_eq!((none.logged, none.heard), ([0; 3], [0; 3]), "{none:?}");
+
+    let sessions = 200;
+    let most = NonFiniteRows { count: NON_FINITE_REPORT_COUNT_MAX, ..rows };
+    for session in 1..=sessions {
+        client.report_non_finite(report(session, &[most])).await.unwrap();
+    }
+    let all = counted(&cluster, &skip).await;
+    assert_eq!(all.heard, [0, sessions * NON_FINITE_REPORT_COUNT_MAX, 0], "the total keeps everybody");
+    assert_eq!((all.sources.len(), all.last.len()), (64, 16));
+    assert_eq!(all.of((sessions, 0, 0, false)), [0, NON_FINITE_REPORT_COUNT_MAX, 0], "the last are known");
+    assert_eq!(skip.pull(&[1]).await.unwrap(), [0.0, 0.0], "and rows are what they were");
 }

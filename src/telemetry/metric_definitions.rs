@@ -8,7 +8,8 @@ pub const PUSH_BYTES_TOTAL: &str = "evershard_push_bytes_total";
 pub const PUSH_SECONDS: &str = "evershard_push_seconds";
 /// What was done about values that are not finite since the process started, by `shard`, `table` and `action` (`rejected`: pushes;
 /// `skipped`, `clipped`: rows). Of tables that had such values alone. Every replica counts what is in the log, so it is taken
-/// from one of them (`max by (shard, table, action)`); workers are no label, since there is no bound to them.
+/// from one of them (`max by (shard, table, action)`); workers are no label, since there is no bound to them. A counter never
+/// falls: that of a replica or table that begins anew under its old name stands still until it is overtaken.
 pub const NON_FINITE_TOTAL: &str = "evershard_non_finite_total";
 /// Bytes of gradients that workers contributed to steps that are summed.
 pub const STEP_BYTES_TOTAL: &str = "evershard_step_bytes_total";

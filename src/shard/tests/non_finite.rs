@@ -185,3 +185,61 @@ fn counts_begin_with_the_replica_and_say_again_what_is_replayed() {
     apply(replica.machine(), command(6, ShardCommand::Schema { table, dropped: true }.encode()));
     assert!(replica.machine().offences().totals().is_empty());
 }
+
+/// What is finite is no policy's affair: large values, denormals and both zeros have the bits that f32 arithmetic gives them, and
+/// nothing is counted.
+#[test]
+fn large_and_tiny_values_and_negative_zero_are_finite_under_every_policy() {
+    let tiny = f32::from_bits(1);
+    let replica = with_tables();
+    let machine = replica.machine();
+    let mut index = 3;
+    let mut push_next = |table, operation, rows: &[(u64, [f32; 2])]| {
+        index += 1;
+        let outcome = push(machine, index, body(5, index - 3, table, operation, rows));
+        assert_eq!(outcome, PushOutcome::Applied { index });
+    };
+    for table in [REJECT, SKIP, CLIP] {
+        let gradients = [
+            (1, [1e38, -1e38]),
+            (2, [tiny, -1e-40]),
+            (3, [-0.0, 0.0]),
+            // An id of two rows: they are summed first.
+            (4, [1e38, tiny]),
+            (4, [1e38, tiny]),
+            (5, [-0.0, tiny]),
+            (5, [-0.0, -tiny]),
+            (6, [MAX, -MAX]),
+        ];
+        push_next(table, Operation::Gradient, &gradients);
+        let bits = |id| row(machine, table, id).map(f32::to_bits);
+        let expect = |values: [f32; 2]| values.map(f32::to_bits);
+        assert_eq!(bits(1), expect([-1e38, 1e38]));
+        assert_eq!(bits(2), expect([-tiny, 1e-40]), "denormals are not flushed");
+        assert_eq!(bits(3), expect([0.0, 0.0]), "0 - (-0) is 0");
+        assert!(pull(machine, table, 3).1, "a row of zeros is pushed as any other");
+        assert_eq!(bits(4), expect([-1e38 - 1e38, -f32::from_bits(2)]));
+        assert_eq!(bits(5), expect([0.0, 0.0]));
+        assert_eq!(bits(6), expect([-MAX, MAX]));
+
+        let values = [(7, [-0.0, 1e38]), (8, [-tiny, 1e-40])];
+        push_next(table, Operation::Set, &values);
+        assert_eq!(bits(7), expect([-0.0, 1e38]), "an assigned zero keeps its sign");
+        assert_eq!(bits(8), expect([-tiny, 1e-40]));
+        push_next(table, Operation::Add, &[(7, [-0.0, 1e38]), (8, [tiny, tiny])]);
+        assert_eq!(bits(7), expect([-0.0, 1e38 + 1e38]));
+        assert_eq!(bits(8), expect([0.0, 1e-40 + tiny]));
+        assert_eq!(counted(machine, table), [0; 3]);
+    }
+    // Four times 1e38 is more than f32 holds.
+    let four = [(1, [1e38, 1.0]), (1, [1e38, 1.0]), (1, [1e38, 1.0]), (1, [1e38, 1.0])];
+    let outcome = push(machine, 13, body(5, 10, REJECT, Operation::Gradient, &four));
+    assert!(matches!(outcome, PushOutcome::Refused(refusal) if refusal.kind == RefusalKind::NonFinite));
+    push(machine, 14, body(5, 11, SKIP, Operation::Gradient, &four));
+    assert_eq!(row(machine, SKIP, 1), [-1e38, 1e38]);
+    assert_eq!(last(machine, SKIP), (Source::Session(5), Action::Skipped, 1, 1, 0, true));
+    push(machine, 15, body(5, 12, CLIP, Operation::Set, &[(1, [0.0; 2])]));
+    push(machine, 16, body(5, 13, CLIP, Operation::Gradient, &four));
+    assert_eq!(row(machine, CLIP, 1), [-MAX, -4.0]);
+    assert_eq!(last(machine, CLIP), (Source::Session(5), Action::Clipped, 1, 1, 0, true));
+}
