@@ -18,6 +18,10 @@ pub const PUSHES_IN_FLIGHT_MAX: usize = 64;
 pub const PUSH_TABLES_MAX: usize = 256;
 /// Tables in a cluster.
 pub const TABLES_MAX: usize = 4096;
+/// Entries of one report of values that are not finite: one by table and by what was done.
+pub const NON_FINITE_REPORT_ROWS_MAX: usize = TABLES_MAX * 3;
+/// What one entry of such a report may count.
+pub const NON_FINITE_REPORT_COUNT_MAX: u64 = u32::MAX as u64;
 /// Bytes of a table's name.
 pub const TABLE_NAME_BYTES_MAX: usize = 128;
 /// Shards in a cluster.

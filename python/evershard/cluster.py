@@ -77,6 +77,7 @@ class Cluster:
         dim: int,
         optimizer: Optional[Optimizer] = None,
         initializer: Optional[Initializer] = None,
+        non_finite: str = "reject",
     ) -> Table:
         """Creates a sparse table of ``float32`` rows, one for any 64-bit id; or finds it, when it exists as given.
 
@@ -85,12 +86,15 @@ class Cluster:
             dim: values a row.
             optimizer: what :meth:`Table.push` does with gradients. None: the table takes ``assign`` and ``add`` only.
             initializer: what rows never pushed read as; zeros by default.
+            non_finite: what becomes of NaN and infinities in a push: "reject" refuses it whole with NonFiniteGradient, "skip_row"
+                leaves their rows out, "clip" makes 0 and the largest finite values of them. `evershardctl table show` says who
+                pushed them.
 
         Raises:
             Conflict: the table exists with another definition; that may be since :meth:`Table.set_optimizer` changed it.
         """
         native = self._connection()
-        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer))
+        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer), non_finite)
         return Table(self, handle, native)
 
     def table(self, name: str) -> Table:

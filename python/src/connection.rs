@@ -62,7 +62,7 @@ impl Connection {
         }
     }
 
-    #[pyo3(signature = (name, dim, optimizer, initializer))]
+    #[pyo3(signature = (name, dim, optimizer, initializer, non_finite))]
     fn create_table(
         &self,
         py: Python<'_>,
@@ -70,10 +70,12 @@ impl Connection {
         dim: i64,
         optimizer: Option<Kind>,
         initializer: Option<Kind>,
+        non_finite: &str,
     ) -> PyResult<TableHandle> {
         let dim = u32::try_from(dim)
             .map_err(|_| InvalidArgument::new_err(format!("table {name:?}: dim cannot be {dim}")))?;
-        let definition = definitions::sparse(name, dim, optimizer.as_ref(), initializer.as_ref())?;
+        let kinds = (optimizer.as_ref(), initializer.as_ref());
+        let definition = definitions::sparse(name, dim, kinds, non_finite)?;
         let client = self.client.get()?;
         self.run(py, client.create_table(definition)).map(TableHandle::new)
     }

@@ -6,12 +6,14 @@ use std::collections::HashMap;
 
 use evershard::TableDefinition;
 use evershard_proto::v1::{
-    Adagrad, Adam, AdamW, Constant, CosineDecay, Ftrl, Glorot, Initializer, Momentum, Normal, Optimizer,
-    RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal, Uniform, Zeros, initializer,
-    optimizer, schedule,
+    Adagrad, Adam, AdamW, Constant, CosineDecay, Ftrl, Glorot, Initializer, Momentum, NonFinitePolicy,
+    Normal, Optimizer, RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal, Uniform, Zeros,
+    initializer, optimizer, schedule,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+
+use crate::errors::InvalidArgument;
 
 /// A kind and its numbers: `("Adagrad", {"lr": 0.05, ...})`.
 #[derive(Debug, FromPyObject)]
@@ -64,18 +66,29 @@ impl Kind {
 /// The definition of a sparse table.
 ///
 /// # Errors
-/// A kind that does not exist, or lacks a number.
+/// A kind or policy that does not exist, or a kind that lacks a number.
 pub(crate) fn sparse(
     name: String,
     dim: u32,
-    optimizer: Option<&Kind>,
-    initializer: Option<&Kind>,
+    (optimizer, initializer): (Option<&Kind>, Option<&Kind>),
+    non_finite: &str,
 ) -> PyResult<TableDefinition> {
+    let non_finite = match non_finite {
+        "reject" => NonFinitePolicy::Reject,
+        "skip_row" => NonFinitePolicy::SkipRow,
+        "clip" => NonFinitePolicy::Clip,
+        other => {
+            let what =
+                format!("table {name:?}: non_finite is \"reject\", \"skip_row\" or \"clip\", not {other:?}");
+            return Err(InvalidArgument::new_err(what));
+        }
+    };
     Ok(TableDefinition {
         name,
         dim,
         optimizer: optimizer.map(optimizer_of).transpose()?,
         initializer: initializer.map(initializer_of).transpose()?,
+        non_finite: non_finite.into(),
         ..TableDefinition::default()
     })
 }

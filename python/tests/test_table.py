@@ -201,6 +201,32 @@ def test_bad_pushes(sgd, ids, grads, error):
     assert sgd.pull([1])[0, 0] == -1
 
 
+def test_what_becomes_of_values_that_are_not_finite_is_the_tables_policy(cluster, name):
+    grads = [[1, np.nan], [2, -np.inf], [3, 3], [4, 4]]
+    expected = {"skip_row": [[0, 0], [-3, -3], [-4, -4]], "clip": [[-1, 0], [-5, np.finfo(np.float32).max], [-4, -4]]}
+    for policy, rows in expected.items():
+        table = cluster.create_table(f"{name}-{policy}", dim=2, optimizer=es.SGD(lr=1.0), non_finite=policy)
+        table.push([1, 2, 2, 3], grads)
+        assert table.pull([1, 2, 3]).tolist() == np.float32(rows).tolist()
+    with pytest.raises(es.InvalidArgument, match="skip_row"):
+        cluster.create_table(f"{name}-other", dim=2, non_finite="ignore")
+    with pytest.raises(es.Conflict):
+        cluster.create_table(f"{name}-clip", dim=2, optimizer=es.SGD(lr=1.0), non_finite="reject")
+    cluster.create_table(f"{name}-clip", dim=2, optimizer=es.SGD(lr=1.0), non_finite="clip")
+
+
+@pytest.mark.parametrize("policy", ["reject", "skip_row", "clip"])
+def test_large_and_tiny_values_and_negative_zero_are_finite_under_every_policy(cluster, name, policy):
+    tiny = 2.0**-149  # The smallest denormal.
+    table = cluster.create_table(name, dim=2, optimizer=es.SGD(lr=1.0), non_finite=policy)
+    grads = np.array([[1e38, -1e38], [tiny, -1e-40], [-0.0, 0.0], [3e38, -0.0]], np.float32)
+    table.push([1, 2, 3, 4], grads)
+    rows, exists = table.pull([1, 2, 3, 4], return_exists=True)
+    assert rows.tobytes() == (np.float32(0) - grads).tobytes() and exists.all()
+    table.assign([5], np.array([[-0.0, -tiny]], np.float32))
+    assert table.pull([5]).tobytes() == np.array([[-0.0, -tiny]], np.float32).tobytes()
+
+
 def test_a_push_with_two_learning_rates_is_refused_whole(cluster, sgd, name):
     other = cluster.create_table(f"{name}-other", dim=2, optimizer=es.SGD(lr=1.0), initializer=es.Zeros())
     items = [(sgd, [1], np.ones((1, 4)), 0.5), (other, [1], [[1, np.nan]], 0.1)]

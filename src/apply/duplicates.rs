@@ -84,12 +84,11 @@ impl Distinct {
         }
     }
 
-    /// The first key whose sum is not finite, if any.
-    pub(super) fn first_bad_sum(&self) -> Option<u64> {
-        self.sources
-            .iter()
-            .position(|source| source.sum != NONE && self.sum(source.sum).iter().any(|v| !v.is_finite()))
-            .map(|position| self.keys[position])
+    /// The first key whose sum is not finite, if any, and the sum.
+    pub(super) fn first_bad_sum(&self) -> Option<(u64, &[f32])> {
+        let sums = self.keys.iter().zip(&self.sources).filter(|(_, source)| source.sum != NONE);
+        let mut sums = sums.map(|(key, source)| (*key, self.sum(source.sum)));
+        sums.find(|(_, sum)| sum.iter().any(|value| !value.is_finite()))
     }
 
     fn sum(&self, number: u32) -> &[f32] {

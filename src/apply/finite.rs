@@ -9,7 +9,10 @@
 //! Not here: what to do about them (`push_check`, `push`).
 
 use evershard_proto::encoding::{INT8_SCALE_BYTES, bf16_to_f32, decode_row, f16_to_f32, int8_scale, zip_row};
+use evershard_proto::key::id_of;
 use evershard_proto::push_body::{Encoding, Section};
+
+use crate::model::{BadRows, BadValue};
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
@@ -90,6 +93,27 @@ pub(super) fn first_bad(section: &Section<'_>) -> Option<(usize, usize, f32)> {
     decode_row(section.encoding, section.row(row), &mut values);
     let column = values.iter().position(|value| !value.is_finite())?;
     Some((row, column, values[column]))
+}
+
+/// The rows of a section that are not finite.
+pub(super) fn bad_rows(section: &Section<'_>) -> Option<BadRows> {
+    let (row, column, value) = first_bad(section)?;
+    let bad = (row..section.count()).filter(|row| !Magnitude::of_row(section, *row).is_finite());
+    let id = id_of(section.table, section.key(row));
+    let first = BadValue { id, column: column as u32, value, of_sum: false };
+    Some(BadRows { count: bad.count() as u64, first })
+}
+
+/// Whether all values of a row are finite. It looks at each of them, without a branch: that is quicker than to stop at the first
+/// one that is not, since hardly ever there is one.
+pub(super) fn are_finite(values: &[f32]) -> bool {
+    values.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE)) < INFINITY
+}
+
+/// The first value of a row that is not finite.
+pub(super) fn bad_value(id: u64, values: &[f32], of_sum: bool) -> Option<BadValue> {
+    let column = values.iter().position(|value| !value.is_finite())?;
+    Some(BadValue { id, column: column as u32, value: values[column], of_sum })
 }
 
 /// NaN becomes 0, an infinity the largest finite value of its sign.
@@ -188,7 +212,9 @@ mod tests {
             let mut values = vec![1.0f32; len];
             let at = at.index(len);
             values[at] = bad;
+            prop_assert!(are_finite(&vec![f32::MAX; len]) && are_finite(&vec![f32::MIN; len]));
             prop_assert!(!with_f32(&values, |s| Magnitude::of(s).is_finite()));
+            prop_assert!(!are_finite(&values));
             prop_assert_eq!(with_f32(&values, first_bad).expect("found").1, at);
             let mut clipped = values.clone();
             clip(&mut clipped);

@@ -16,6 +16,7 @@
 mod cold_rows;
 mod duplicates;
 mod finite;
+mod offences;
 mod push;
 mod push_check;
 mod push_refusal;
@@ -34,10 +35,10 @@ use parking_lot::Mutex;
 
 pub use push_check::{ShardScope, validate_push};
 pub use push_refusal::PushRefusal;
-pub(crate) use step_sum::StepSum;
+pub(crate) use step_sum::{StepOffence, StepSum};
 
 use crate::model::CommandOutcome;
-use crate::shard::{AppliedState, Rows};
+use crate::shard::{AppliedState, OffenceJournal, Rows};
 
 /// Applies one shard's commands; keeps the buffers that pushes need.
 #[derive(Debug, Default)]
@@ -52,8 +53,12 @@ pub(crate) struct Target<'a> {
     pub(crate) small: &'a Mutex<AppliedState>,
     /// The rows.
     pub(crate) rows: &'a Rows,
+    /// What is counted of values that are not finite: no state, and nothing depends on it.
+    pub(crate) offences: &'a OffenceJournal,
     /// The entry's index.
     pub(crate) index: u64,
+    /// The leader's time as it proposed the entry.
+    pub(crate) time_ms: u64,
 }
 
 impl Applier {

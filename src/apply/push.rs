@@ -18,11 +18,12 @@ use evershard_raft::state_machine::Halt;
 use super::Target;
 use super::cold_rows::ColdRows;
 use super::duplicates::Distinct;
-use super::finite::Magnitude;
+use super::finite::{self, Magnitude};
+use super::offences::Offences;
 use super::push_check::validate_push;
 use super::push_refusal::PushRefusal;
 use super::row_update::{RowUpdate, RowUpdateScratch};
-use crate::model::{Admission, NonFinite, PushOutcome, Refusal, RefusalKind, TableSchema};
+use crate::model::{Admission, NonFinite, PushOutcome, Refusal, RefusalKind, Source, TableSchema};
 
 /// Buffers that grow to the size of a message and stay.
 #[derive(Debug, Default)]
@@ -30,6 +31,7 @@ pub(super) struct PushScratch {
     distinct: Distinct,
     cold: ColdRows,
     update: RowUpdateScratch,
+    pub(super) offences: Offences,
 }
 
 /// Applies one push.
@@ -56,6 +58,7 @@ pub(super) fn apply(
         }
         Arc::clone(&state.small.schemas)
     };
+    scratch.offences.begin();
     let refusal = match check(target, &schemas, bytes) {
         Ok(body) => {
             for section in body.sections() {
@@ -68,6 +71,7 @@ pub(super) fn apply(
         Err(refusal) => Some(refusal),
     };
     target.small.lock().small.sessions.record(session, seq, refusal);
+    scratch.offences.count(target, Source::Session(session));
     Ok(match refusal {
         None => PushOutcome::Applied { index: target.index },
         Some(refusal) => PushOutcome::Refused(refusal),
@@ -102,6 +106,9 @@ pub(super) fn change_section(
     let dirty = policy != NonFinite::Reject && !Magnitude::of(section).is_finite();
     let skip_rows = dirty && policy == NonFinite::SkipRow;
     let clip = dirty && policy == NonFinite::Clip;
+    if dirty {
+        scratch.offences.add(section.table, policy, finite::bad_rows(section));
+    }
     scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of_row(section, row).is_finite());
     scratch.cold.clear();
     loop {
@@ -113,8 +120,9 @@ pub(super) fn change_section(
             };
             if scratch.cold.settle(scratch.distinct.keys(), &mut table) {
                 let update = RowUpdate::new(section, (schema, policy), target.index, clock);
-                update.run(&scratch.distinct, &mut scratch.update, table);
+                let bad_sums = update.run(&scratch.distinct, &mut scratch.update, table);
                 set.account();
+                scratch.offences.add(section.table, policy, bad_sums);
                 return Ok(());
             }
         }

@@ -14,7 +14,7 @@ use evershard_proto::push_body::{Encoding, Operation, PUSH_VERSION_ENCODED, Push
 use super::duplicates::Distinct;
 use super::finite::{self, Magnitude};
 use super::push_refusal::PushRefusal;
-use crate::model::{KeyRange, NonFinite, TableSchema};
+use crate::model::{BadValue, KeyRange, NonFinite, TableSchema};
 
 /// The shard that checks: its number, for messages, and what it owns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,13 +116,11 @@ fn check_finite(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope)
         // Values near the end of the range: rare, so it may take memory.
         let mut distinct = Distinct::default();
         distinct.collect(section, false, |_| false);
-        if let Some(key) = distinct.first_bad_sum() {
-            return Err(PushRefusal::NonFiniteSum {
-                shard,
-                table,
-                name: schema.name().to_owned(),
-                id: id_of(table, key),
-            });
+        if let Some((key, sum)) = distinct.first_bad_sum()
+            && let Some(BadValue { id, column, value, .. }) = finite::bad_value(id_of(table, key), sum, true)
+        {
+            let (name, column) = (schema.name().to_owned(), column as usize);
+            return Err(PushRefusal::NonFiniteSum { shard, table, name, id, column, value });
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use evershard_proto::key::id_of;
 use evershard_proto::push_body::PushBodyError;
 use evershard_proto::v1::{ErrorDetail, ErrorKind};
 
-use crate::model::{KeyRange, Refusal, RefusalKind};
+use crate::model::{BadValue, KeyRange, Refusal, RefusalKind};
 
 /// A push that cannot be applied; nothing was changed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -89,6 +89,10 @@ pub enum PushRefusal {
         name: String,
         /// The id.
         id: u64,
+        /// The column.
+        column: usize,
+        /// The sum.
+        value: f32,
     },
     /// Gradients for a table that does not learn.
     #[error(
@@ -147,6 +151,17 @@ impl PushRefusal {
     #[must_use]
     pub fn wrong_range(shard: u32, table: u32, key: u64, range: KeyRange) -> Self {
         PushRefusal::WrongRange { shard, table, id: id_of(table, key), key, range }
+    }
+
+    /// The table and the value, when it is refused for a value that is not finite.
+    #[must_use]
+    pub fn bad_value(&self) -> Option<(u32, BadValue)> {
+        let (table, id, column, value, of_sum) = match *self {
+            PushRefusal::NonFinite { table, id, column, value, .. } => (table, id, column, value, false),
+            PushRefusal::NonFiniteSum { table, id, column, value, .. } => (table, id, column, value, true),
+            _ => return None,
+        };
+        Some((table, BadValue { id, column: column as u32, value, of_sum }))
     }
 
     /// The short form that the session table keeps.

@@ -14,7 +14,8 @@ use evershard_storage::table::{RowHeader, Slot, Table};
 
 use super::duplicates::Distinct;
 use super::finite;
-use crate::model::{NonFinite, TableSchema};
+use super::offences::add_row;
+use crate::model::{BadRows, NonFinite, TableSchema};
 use crate::optimizer::Stepper;
 use crate::shard::TableEntry;
 
@@ -49,13 +50,14 @@ impl<'a> RowUpdate<'a> {
         RowUpdate { section, schema, policy, index, stepper }
     }
 
-    /// Changes every distinct row of the section.
+    /// Changes every distinct row of the section. Answers those whose values, each of them finite, have a sum that is not.
     pub(super) fn run(
         mut self,
         distinct: &Distinct,
         scratch: &mut RowUpdateScratch,
         mut entry: TableEntry<'_>,
-    ) {
+    ) -> Option<BadRows> {
+        let mut bad_sums = None;
         scratch.values.clear();
         scratch.values.resize(self.schema.dim() as usize, 0.0);
         for (batch, keys) in distinct.keys().chunks(Table::BATCH).enumerate() {
@@ -66,24 +68,26 @@ impl<'a> RowUpdate<'a> {
                     continue;
                 }
                 distinct.values(self.section, batch * Table::BATCH + offset, &mut scratch.values);
-                if self.make_finite(&mut scratch.values) {
+                if self.make_finite(*key, &mut scratch.values, &mut bad_sums) {
                     self.change(*key, *slot, &mut scratch.values, &mut entry);
                 }
             }
         }
+        bad_sums
     }
 
-    /// Applies the policy to values that are not finite; false to leave the row out. Under `Reject` there are none: validation
-    /// saw to it.
-    fn make_finite(&self, values: &mut [f32]) -> bool {
-        match self.policy {
-            NonFinite::Reject => true,
-            NonFinite::SkipRow => values.iter().all(|value| value.is_finite()),
-            NonFinite::Clip => {
-                finite::clip(values);
-                true
-            }
+    /// Applies the policy to sums that are not finite; false to leave the row out. Under `Reject` there are none: validation saw
+    /// to it.
+    fn make_finite(&self, key: u64, values: &mut [f32], bad_sums: &mut Option<BadRows>) -> bool {
+        if self.policy == NonFinite::Reject || finite::are_finite(values) {
+            return true;
         }
+        add_row(bad_sums, || finite::bad_value(id_of(self.section.table, key), values, true));
+        if self.policy == NonFinite::SkipRow {
+            return false;
+        }
+        finite::clip(values);
+        true
     }
 
     fn change(&mut self, key: u64, slot: Option<Slot>, values: &mut [f32], entry: &mut TableEntry<'_>) {

@@ -56,6 +56,7 @@ fn drop_table(target: &Target<'_>, number: u32) -> CommandOutcome {
     small.dropped.entry(number).or_insert(target.index);
     if Arc::make_mut(&mut small.schemas).remove(&number).is_some() {
         target.rows.drop_table(number, &small.schemas);
+        target.offences.forget(number);
     }
     CommandOutcome::Done
 }

@@ -17,7 +17,7 @@ use evershard_raft::state_machine::Halt;
 use super::Target;
 use super::push::{PushScratch, change_section};
 use super::push_check::check_section;
-use crate::model::{CommandOutcome, NonFinite, StepAdmission};
+use crate::model::{CommandOutcome, NonFinite, Source, StepAdmission};
 
 /// One part of a step.
 #[derive(Debug)]
@@ -48,6 +48,7 @@ pub(super) fn apply(
         }
         Arc::clone(&state.small.schemas)
     };
+    scratch.offences.begin();
     let Ok(body) = PushBody::parse_step(body) else { return Ok(CommandOutcome::Malformed) };
     let scope = target.rows.scope();
     for section in body.sections().filter(|section| section.operation == Operation::Gradient) {
@@ -63,5 +64,6 @@ pub(super) fn apply(
         change_section(target, scratch, &section, (schema, policy), step)?;
     }
     target.small.lock().small.steps.record(job, step, part, of, target.index);
+    scratch.offences.count(target, Source::Step { job });
     Ok(CommandOutcome::Done)
 }

@@ -14,13 +14,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use evershard_proto::encoding::decode_row;
+use evershard_proto::key::id_of;
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, STEP_BODY_BYTES_HARD_MAX};
 use evershard_proto::push_body::{
     Encoding, HEADER_BYTES, Operation, PushBody, PushBodyBuilder, PushBodyError, SECTION_BYTES, Section,
 };
 
 use super::finite;
-use crate::model::{KeyRange, NonFinite, TableSchema};
+use super::offences::{action_of, add_row};
+use crate::model::{Action, BadRows, KeyRange, NonFinite, TableSchema};
 
 /// Entries of a step, at the most.
 const PARTS_MAX: u32 = 1 << 20;
@@ -49,7 +51,6 @@ impl Hasher for KeyHasher {
 #[derive(Debug)]
 struct TableSum {
     dim: usize,
-    policy: NonFinite,
     places: HashMap<u64, u32, BuildHasherDefault<KeyHasher>>,
     /// In order of first appearance.
     keys: Vec<u64>,
@@ -61,6 +62,20 @@ struct TableSum {
 pub(crate) struct StepSum {
     tables: BTreeMap<u32, TableSum>,
     range: KeyRange,
+    offences: Vec<StepOffence>,
+}
+
+/// What a policy did to gradients of one part of a contribution, before they were added.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepOffence {
+    /// The contribution's place.
+    pub(crate) contributor: usize,
+    /// The table.
+    pub(crate) table: u32,
+    /// What was done.
+    pub(crate) action: Action,
+    /// To what.
+    pub(crate) rows: BadRows,
 }
 
 impl StepSum {
@@ -75,14 +90,20 @@ impl StepSum {
         schemas: &BTreeMap<u32, Arc<TableSchema>>,
         range: KeyRange,
     ) -> Result<Self, PushBodyError> {
-        let mut sum = StepSum { tables: BTreeMap::new(), range };
+        let mut sum = StepSum { tables: BTreeMap::new(), range, offences: Vec::new() };
         let mut values = Vec::new();
-        for part in contributions.iter().flatten() {
+        let parts =
+            contributions.iter().enumerate().flat_map(|(at, parts)| parts.iter().map(move |p| (at, p)));
+        for (contributor, part) in parts {
             for section in PushBody::parse_without_checksum(part)?.sections() {
                 if let Some(schema) = schemas.get(&section.table)
                     && schema.dim() == section.dim
                 {
-                    sum.add(&section, schema, &mut values);
+                    let policy = schema.non_finite();
+                    if let Some(rows) = sum.add(&section, policy, &mut values) {
+                        let (table, action) = (section.table, action_of(policy));
+                        sum.offences.push(StepOffence { contributor, table, action, rows });
+                    }
                 }
             }
         }
@@ -94,11 +115,17 @@ impl StepSum {
         Ok(sum)
     }
 
-    fn add(&mut self, section: &Section<'_>, schema: &TableSchema, values: &mut Vec<f32>) {
+    /// What the policy took out of the gradients before they were added.
+    pub(crate) fn offences(&self) -> &[StepOffence] {
+        &self.offences
+    }
+
+    /// Adds a section's rows; answers those that the policy skipped or clipped.
+    fn add(&mut self, section: &Section<'_>, policy: NonFinite, values: &mut Vec<f32>) -> Option<BadRows> {
+        let mut bad = None;
         let dim = section.dim as usize;
         let table = self.tables.entry(section.table).or_insert_with(|| TableSum {
             dim,
-            policy: schema.non_finite(),
             places: HashMap::default(),
             keys: Vec::new(),
             sums: Vec::new(),
@@ -106,11 +133,13 @@ impl StepSum {
         values.resize(dim, 0.0);
         for (row, key) in section.keys().enumerate() {
             decode_row(section.encoding, section.row(row), values);
-            match table.policy {
-                NonFinite::Reject => {}
-                NonFinite::SkipRow if values.iter().any(|value| !value.is_finite()) => continue,
-                NonFinite::SkipRow => {}
-                NonFinite::Clip => finite::clip(values),
+            // Under `Reject` a door refused what is not finite.
+            if policy != NonFinite::Reject && !finite::are_finite(values) {
+                add_row(&mut bad, || finite::bad_value(id_of(section.table, key), values, false));
+                if policy == NonFinite::SkipRow {
+                    continue;
+                }
+                finite::clip(values);
             }
             let next = table.keys.len() as u32;
             let place = *table.places.entry(key).or_insert(next);
@@ -123,6 +152,7 @@ impl StepSum {
                 sums.iter_mut().zip(&*values).for_each(|(sum, value)| *sum += value);
             }
         }
+        bad
     }
 
     /// Into how many parts it is cut, so that most entries are not longer than a push, and none is too long. At least one: also
@@ -191,7 +221,7 @@ impl StepSum {
 mod tests {
     use super::*;
     use evershard_proto::key::key_of;
-    use evershard_proto::v1::TableDefinition;
+    use evershard_proto::v1::{NonFinitePolicy, TableDefinition};
 
     const DIM: u32 = 2;
 
@@ -253,6 +283,49 @@ mod tests {
         assert_eq!(all.len(), 3);
         let mean = rows(&sum(&contributions, Some(4)).cut(1, 0, 1, 0));
         assert_eq!(mean[&(2, key_of(2, 7))], [1.25f32.to_bits(); 2]);
+    }
+
+    #[test]
+    fn gradients_that_are_not_finite_are_taken_out_before_they_are_added_and_told_by_contributor() {
+        let policies = [NonFinitePolicy::SkipRow, NonFinitePolicy::Clip];
+        let schemas: BTreeMap<u32, Arc<TableSchema>> = schemas()
+            .into_iter()
+            .zip(policies)
+            .map(|((number, known), policy)| {
+                let definition = TableDefinition {
+                    non_finite: policy.into(),
+                    ..known.description().definition.expect("one")
+                };
+                (number, Arc::new(TableSchema::new(number, &definition).expect("valid")))
+            })
+            .collect();
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let contributions = [
+            vec![part(1, &[(7, [1.0, 1.0]), (8, [nan, 1.0])]), part(2, &[(7, [1.0, nan])])],
+            vec![part(1, &[(7, [2.0, 2.0])])],
+            vec![part(1, &[(7, [-inf, 1.0]), (9, [inf, 1.0])]), part(2, &[(7, [1.0, -inf])])],
+        ];
+        let sum = StepSum::of(&contributions, None, &schemas, KeyRange::ALL).expect("our own parts");
+        let all = rows(&sum.cut(1, 0, 1, 0));
+        let bits = |values: [f32; 2]| values.map(f32::to_bits).to_vec();
+        assert_eq!(all[&(1, key_of(1, 7))], bits([3.0, 3.0]));
+        assert_eq!(all[&(2, key_of(2, 7))], bits([2.0, -f32::MAX]));
+        assert_eq!(all.len(), 2, "rows 8 and 9 are left out");
+        let told: Vec<_> = sum
+            .offences()
+            .iter()
+            .map(|o| (o.contributor, o.table, o.action, o.rows.count, o.rows.first.id, o.rows.first.column))
+            .collect();
+        let (skipped, clipped) = (Action::Skipped, Action::Clipped);
+        assert_eq!(
+            told,
+            [
+                (0, 1, skipped, 1, 8, 0),
+                (0, 2, clipped, 1, 7, 1),
+                (2, 1, skipped, 2, 7, 0),
+                (2, 2, clipped, 1, 7, 1)
+            ]
+        );
     }
 
     #[test]

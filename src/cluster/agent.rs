@@ -25,6 +25,7 @@ use super::identity::ListedReplica;
 use super::node::Node;
 use super::steps::forget_steps;
 use crate::meta::state::{META_GROUP, gave_away};
+use crate::model::Action;
 use crate::service::RequestError;
 use crate::telemetry::metric_definitions as metric;
 
@@ -414,7 +415,19 @@ impl Node {
             metrics::gauge!(metric::REPLICA_FLUSHED_INDEX, "shard" => shard.clone())
                 .set(status.flushed as f64);
             let rows: u64 = status.tables.iter().map(|t| t.rows).sum();
-            metrics::gauge!(metric::REPLICA_ROWS, "shard" => shard).set(rows as f64);
+            metrics::gauge!(metric::REPLICA_ROWS, "shard" => shard.clone()).set(rows as f64);
+            for (table, counts) in replica.machine.offences().totals() {
+                let Some(schema) = replica.reader.schema(table) else {
+                    // Told while the table was dropped, or it was not in a snapshot any more.
+                    replica.machine.offences().forget(table);
+                    continue;
+                };
+                for action in Action::ALL.into_iter().filter(|action| counts.of(*action) > 0) {
+                    let table = schema.name().to_owned();
+                    metrics::counter!(metric::NON_FINITE_TOTAL, "shard" => shard.clone(), "table" => table, "action" => action.name())
+                        .absolute(counts.of(action));
+                }
+            }
         }
     }
 }

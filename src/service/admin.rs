@@ -1,18 +1,21 @@
 //! The admin door: looking at a cluster and changing it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evershard_proto::v1::admin_service_server::AdminService;
 use evershard_proto::v1::{
-    CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetRoutingRequest,
-    InitClusterReply, InitClusterRequest, NodeStatus, OpenSessionReply, OpenSessionRequest,
-    RenewSessionReply, RenewSessionRequest, Routing, ScrubReply, ScrubRequest, SetOptimizerRequest,
-    TableDescription, TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest,
+    CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetNonFiniteReply,
+    GetNonFiniteRequest, GetRoutingRequest, InitClusterReply, InitClusterRequest, NodeStatus,
+    OpenSessionReply, OpenSessionRequest, RenewSessionReply, RenewSessionRequest, Routing, ScrubReply,
+    ScrubRequest, SetOptimizerRequest, TableDescription, TransferLeaderReply, TransferLeaderRequest,
+    UnsafeRecoverReply, UnsafeRecoverRequest, WorkerIdentity,
 };
 use tonic::{Request, Response, Status};
 
 use super::RequestError;
+use super::non_finite::of_replica;
 use crate::cluster::node::Node;
 use crate::meta::state::META_SHARD;
 use crate::routing::routing_table;
@@ -109,6 +112,20 @@ impl AdminService for AdminDoor {
         let recovery_epoch = self.node.recovery.get();
         let table = routing_table(&self.node.meta_state(), &leaders, |node| self.node.hears_of(node));
         Ok(Response::new(Routing { recovery_epoch, ..table }))
+    }
+
+    async fn get_non_finite(
+        &self,
+        request: Request<GetNonFiniteRequest>,
+    ) -> Result<Response<GetNonFiniteReply>, Status> {
+        let table = request.into_inner().table;
+        let state = self.node.meta_state();
+        let workers = state.sessions.iter().filter_map(|known| Some((known.session, known.worker?)));
+        let workers: HashMap<u64, WorkerIdentity> = workers.collect();
+        let worker_of = |session| workers.get(&session).copied();
+        let replicas = self.node.replicas.shards();
+        let replicas = replicas.iter().map(|replica| of_replica(replica, table, worker_of)).collect();
+        Ok(Response::new(GetNonFiniteReply { replicas }))
     }
 
     async fn create_table(

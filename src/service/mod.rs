@@ -8,6 +8,7 @@ mod exchange;
 mod job;
 mod late_raft;
 mod node;
+mod non_finite;
 mod parameter;
 mod read_pool;
 mod replies;

@@ -19,8 +19,8 @@ use bytes::BytesMut;
 use evershard_proto::push_body::{PushBody, PushBodyError};
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
-    Consistency, ErrorKind, ExchangeRequest, PullReply, PullRequest, PushPullReply, PushPullRequest,
-    PushReply, PushRequest,
+    Consistency, ErrorKind, ExchangeRequest, NonFiniteReport, NonFiniteReportReply, PullReply, PullRequest,
+    PushPullReply, PushPullRequest, PushReply, PushRequest, WorkerIdentity,
 };
 use evershard_raft::Answer;
 use prost::Message;
@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::exchange;
+use super::non_finite::{note_refusal, source_of};
 use super::replies::Replies;
 use super::{ReadPool, ReadPoolError, RequestError};
 use crate::apply::PushRefusal;
@@ -156,7 +157,7 @@ impl ParameterDoor {
         let group = request.group;
         let (replica, term) = self.leading(group)?;
         self.push_gate.check(group)?;
-        let body = checked(&replica, &request.body)?;
+        let body = checked(&replica, &request.body, None)?;
         let mut is_first = false;
         let applied = || {
             let last = replica.machine.last_seq(body.session);
@@ -288,12 +289,19 @@ fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestE
     }
 }
 
-/// Everything that can be checked of a push body before it is proposed.
-pub(super) fn checked<'a>(replica: &ShardReplica, bytes: &'a [u8]) -> Result<PushBody<'a>, RequestError> {
+/// Everything that can be checked of a push body before it is proposed; `worker` contributes it to a step.
+pub(super) fn checked<'a>(
+    replica: &ShardReplica,
+    bytes: &'a [u8],
+    worker: Option<&WorkerIdentity>,
+) -> Result<PushBody<'a>, RequestError> {
     let group = replica.listed.group;
     let body = PushBody::parse(bytes)
         .map_err(|error| RequestError::new(kind_of(&error), error.to_string()).in_group(group))?;
-    let refused = |refusal: PushRefusal| RequestError::from(refusal.detail()).in_group(group);
+    let refused = |refusal: PushRefusal| {
+        note_refusal(replica, source_of(body.session, worker), &refusal);
+        RequestError::from(refusal.detail()).in_group(group)
+    };
     replica.machine.check_push(&body).map_err(refused)?;
     Ok(body)
 }
@@ -376,6 +384,15 @@ impl ParameterService for ParameterDoor {
         let (pull, begun) = self.pull_then_begin(request).await?;
         let push = Self::finish_push(begun).await?;
         Ok(Response::new(PushPullReply { pull: Some(pull), push: Some(push) }))
+    }
+
+    async fn report_non_finite(
+        &self,
+        request: Request<NonFiniteReport>,
+    ) -> Result<Response<NonFiniteReportReply>, Status> {
+        let request = request.into_inner();
+        let _admitted = self.admit_call(request.encoded_len()).await?;
+        Ok(Response::new(ParameterDoor::report_non_finite(self, &request)?))
     }
 
     async fn exchange(

@@ -23,6 +23,7 @@ use evershard_proto::v1::{
 use evershard_raft::{Answer, ProposeError};
 
 use super::RequestError;
+use super::non_finite::note_step;
 use super::parameter::{ParameterDoor, checked};
 use crate::apply::StepSum;
 use crate::cluster::replicas::ShardReplica;
@@ -68,7 +69,7 @@ impl ParameterDoor {
         let (replica, term) = self.leading(group)?;
         self.push_gate.check(group)?;
         let invalid = |what: &str| RequestError::new(ErrorKind::Invalid, what).in_group(group);
-        let body = checked(&replica, &request.body)?;
+        let body = checked(&replica, &request.body, Some(&worker))?;
         if body.sections().any(|section| section.operation != Operation::Gradient || section.lr.is_some()) {
             return Err(invalid("a part of a step has gradients alone, at the table's own learning rate"));
         }
@@ -190,6 +191,7 @@ impl ParameterDoor {
         while Instant::now() < deadline {
             let known = machine.step_progress(job).unwrap_or_default();
             if known.has(step) {
+                note_step(&replica, job, &publication.contributors, sum.offences());
                 return Ok(());
             }
             // Parts that an earlier leader got through stay, and fix how the others are cut.

@@ -20,6 +20,7 @@ use evershard_storage::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::error::ShardError;
+use super::offence_journal::OffenceJournal;
 use super::prefetcher::Prefetches;
 use super::recovery::{self, Debts};
 use super::rows::{OnDamage, Rows};
@@ -77,6 +78,7 @@ pub struct ShardMachine {
     prefetches: Option<Prefetches>,
     /// Waiting for room did not help the last time.
     waits_in_vain: AtomicBool,
+    offences: OffenceJournal,
     local_scans: AtomicU64,
     /// The warm-up has begun, or is not wanted.
     warmed: AtomicBool,
@@ -118,6 +120,7 @@ impl ShardMachine {
             scrub_waker: options.scrub_waker,
             prefetches: options.prefetches,
             waits_in_vain: AtomicBool::new(false),
+            offences: OffenceJournal::default(),
             local_scans: AtomicU64::new(0),
             warmed: AtomicBool::new(false),
             hottest_warmed: AtomicBool::new(false),
@@ -147,6 +150,12 @@ impl ShardMachine {
     #[must_use]
     pub fn store(&self) -> &ReplicaStore {
         &self.store
+    }
+
+    /// What it remembers of values that were not finite.
+    #[must_use]
+    pub fn offences(&self) -> &OffenceJournal {
+        &self.offences
     }
 
     /// False while a restarted replica still replays what its rows hold already: it serves nothing then.
@@ -377,8 +386,15 @@ impl ShardMachine {
         }
         let answer = match &entry.content {
             EntryContent::Blank | EntryContent::Membership(_) => Bytes::new(),
-            EntryContent::Command { command, .. } => {
-                applier.command(&Target { small: &self.small, rows: &self.rows, index }, command)?
+            EntryContent::Command { command, time_ms } => {
+                let target = Target {
+                    small: &self.small,
+                    rows: &self.rows,
+                    offences: &self.offences,
+                    index,
+                    time_ms: *time_ms,
+                };
+                applier.command(&target, command)?
             }
         };
         let mut state = self.small.lock();

@@ -6,6 +6,11 @@ pub const PUSHES_TOTAL: &str = "evershard_pushes_total";
 pub const PUSH_BYTES_TOTAL: &str = "evershard_push_bytes_total";
 /// Seconds from a push's arrival to its answer.
 pub const PUSH_SECONDS: &str = "evershard_push_seconds";
+/// What was done about values that are not finite since the process started, by `shard`, `table` and `action` (`rejected`: pushes;
+/// `skipped`, `clipped`: rows). Of tables that had such values alone. Every replica counts what is in the log, so it is taken
+/// from one of them (`max by (shard, table, action)`); workers are no label, since there is no bound to them. A counter never
+/// falls: that of a replica or table that begins anew under its old name stands still until it is overtaken.
+pub const NON_FINITE_TOTAL: &str = "evershard_non_finite_total";
 /// Bytes of gradients that workers contributed to steps that are summed.
 pub const STEP_BYTES_TOTAL: &str = "evershard_step_bytes_total";
 /// Pulls answered, by `outcome` (`ok`, `refused`, `failed`).
@@ -81,6 +86,11 @@ pub fn describe() {
     describe_counter!(PUSHES_TOTAL, Unit::Count, "Pushes answered, by outcome");
     describe_counter!(PUSH_BYTES_TOTAL, Unit::Bytes, "Bytes of push bodies that arrived");
     describe_histogram!(PUSH_SECONDS, Unit::Seconds, "From a push's arrival to its answer");
+    describe_counter!(
+        NON_FINITE_TOTAL,
+        Unit::Count,
+        "Pushes rejected, rows skipped or clipped for values that are not finite"
+    );
     describe_counter!(STEP_BYTES_TOTAL, Unit::Bytes, "Bytes contributed to steps that are summed");
     describe_counter!(PULLS_TOTAL, Unit::Count, "Pulls answered, by outcome");
     describe_counter!(PULL_ROWS_TOTAL, Unit::Count, "Rows read by pulls");

@@ -6,6 +6,7 @@ mod concurrent;
 mod crash;
 mod harness;
 mod hot;
+mod non_finite;
 mod reference;
 mod script;
 mod scrub;

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::node_channel::NodeChannels;
+use crate::non_finite::Reports;
 use crate::push::Residuals;
 use crate::push_lane::PushLanes;
 use crate::routing_cache::RoutingCache;
@@ -35,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) lanes: PushLanes,
     /// What encodings left out of gradients.
     pub(crate) residuals: Mutex<Residuals>,
+    /// Tells of values that are not finite.
+    pub(crate) reports: Reports,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     /// The client whose connections these are.
@@ -79,9 +82,10 @@ impl Inner {
             tasks.clone(),
             stop.clone(),
         );
+        let reports = Reports::new(shared.clone(), sessions.clone(), worker);
         tasks.spawn(sessions.renew(stop.clone()));
         let residuals = Mutex::new(Residuals::new(shared.options.residual_bytes));
-        Inner { shared, lanes, residuals, tasks, stop, of: None }
+        Inner { shared, lanes, residuals, reports, tasks, stop, of: None }
     }
 }
 

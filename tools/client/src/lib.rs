@@ -29,6 +29,7 @@ mod error;
 mod group_call;
 mod job;
 mod node_channel;
+mod non_finite;
 mod options;
 mod pull;
 mod push;

@@ -7,6 +7,7 @@ use evershard_proto::v1::{Optimizer, SetOptimizerRequest, TableDefinition};
 
 use crate::Error;
 use crate::client::{Client, Inner};
+use crate::non_finite::Found;
 use crate::pull::{self, PullInfo, PullOptions};
 use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
 
@@ -260,7 +261,8 @@ impl Client {
             .iter()
             .map(|(t, ids, values)| t.content(Operation::Gradient, ids, values, PushOptions::default()))
             .collect();
-        push::check(&contents)
+        let mut found = Found::default();
+        push::check(&contents, &mut found).inspect_err(|_| self.inner.reports.tell(found))
     }
 
     /// Pushes to several tables at once.

@@ -107,6 +107,32 @@ impl AdminService for FakeNode {
         }))
     }
 
+    async fn get_non_finite(
+        &self,
+        asked: Request<pb::GetNonFiniteRequest>,
+    ) -> Result<Response<pb::GetNonFiniteReply>, Status> {
+        let table = asked.into_inner().table;
+        let counts = |skipped, clipped| Some(pb::NonFiniteCounts { rejected: 0, skipped, clipped });
+        let source = |counts| pb::NonFiniteSource { session: 9, job: 3, rank: 1, is_step: false, counts };
+        let rows = pb::NonFiniteRows {
+            table,
+            action: pb::NonFiniteAction::Skipped.into(),
+            count: 2,
+            id: 42,
+            column: 3,
+            value: f32::NAN,
+            of_sum: false,
+        };
+        let offence = pb::NonFiniteOffence { time_ms: 1000, rows: Some(rows), source: Some(source(None)) };
+        let ledger = |of, last| Some(pb::NonFiniteLedger { total: of, sources: vec![source(of)], last });
+        let replica = pb::ReplicaNonFinite {
+            shard: 0,
+            logged: ledger(counts(2, 0), vec![offence]),
+            heard: ledger(counts(0, 5), Vec::new()),
+        };
+        Ok(Response::new(pb::GetNonFiniteReply { replicas: vec![replica] }))
+    }
+
     async fn scrub(&self, asked: Request<pb::ScrubRequest>) -> Result<Response<pb::ScrubReply>, Status> {
         let digest = |node, digest: &str| pb::ReplicaDigest { node, digest: digest.into() };
         let digests = vec![digest(1, "aa"), digest(2, if self.equal { "aa" } else { "bb" })];
@@ -289,6 +315,23 @@ async fn an_unsafe_recovery_is_confirmed_and_names_what_is_lost() {
     let recovered = ctl(&node, &[&named[..], &["--yes", "--output", "json"]].concat()).await;
     assert_eq!(recovered.status.code(), Some(0), "{}", stderr(&recovered));
     assert_eq!(json(&recovered)["groups"][0]["replica"], 11);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_shows_who_pushed_what_is_not_finite() {
+    let node = fake(true, true).await;
+    let shown = json(&ctl(&node, &["table", "show", "items", "--output", "json"]).await);
+    assert_eq!(shown["non_finite"], "reject");
+    let of = &shown["non_finite_counts"];
+    assert_eq!(of["total"], serde_json::json!({ "rejected": 0, "skipped": 2, "clipped": 5 }));
+    assert_eq!(of["sources"][0]["session"], 9);
+    assert_eq!((&of["sources"][0]["job"], &of["sources"][0]["rank"]), (&3.into(), &1.into()));
+    assert_eq!((&of["sources"][0]["skipped"], &of["sources"][0]["clipped"]), (&2.into(), &5.into()));
+    assert_eq!((&of["last"][0]["id"], &of["last"][0]["value"]), (&42.into(), &"NaN".into()));
+    assert_eq!((&of["last"][0]["action"], &of["last"][0]["column"]), (&"skipped".into(), &3.into()));
+    let plain = ctl(&node, &["table", "show", "items"]).await;
+    let text = String::from_utf8_lossy(&plain.stdout);
+    assert!(text.contains("job 3 rank 1 (session 9)") && text.contains("NaN"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

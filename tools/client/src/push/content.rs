@@ -3,9 +3,10 @@
 //! Not here: making messages of it (`packing`).
 
 use evershard_proto::push_body::{Encoding, Operation};
-use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
+use evershard_proto::v1::{ErrorKind, NonFiniteAction, NonFinitePolicy};
 
 use crate::Error;
+use crate::non_finite::Found;
 
 /// One table's part of a push, checked.
 #[derive(Debug, Clone, Copy)]
@@ -29,10 +30,10 @@ impl Content<'_> {
         self.encoding == Encoding::Int8 || matches!(self.operation, Operation::Set | Operation::Remove)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self, found: &mut Found) -> Result<(), Error> {
         let expected = if self.operation == Operation::Remove { 0 } else { self.ids.len() * self.dim };
         if self.values.len() == expected {
-            return self.check_finite();
+            return self.check_finite(found);
         }
         let what = format!(
             "table {:?}: {} ids of dim {} need {expected} values, {} were given",
@@ -46,12 +47,14 @@ impl Content<'_> {
 
     /// Refuses the push whole, before a part of it is sent: the servers, each of which sees its shard's rows only, would
     /// refuse some messages and apply others.
-    fn check_finite(&self) -> Result<(), Error> {
+    fn check_finite(&self, found: &mut Found) -> Result<(), Error> {
         if self.non_finite != NonFinitePolicy::Reject || all_finite(self.values) {
             return Ok(());
         }
         let at = self.values.iter().position(|value| !value.is_finite()).unwrap_or_default();
         let (row, column) = (at / self.dim, at % self.dim);
+        let first = (self.ids[row], column, self.values[at]);
+        found.add(self.table, NonFiniteAction::Rejected, 1, first, false);
         let what = format!(
             "table {:?}: column {column} of row {row} (id {}) is {}, and the table takes finite values only",
             self.name, self.ids[row], self.values[at]
@@ -61,16 +64,16 @@ impl Content<'_> {
 }
 
 /// Whether no value is NaN or infinite: without a branch per value, so that it costs a read of the memory.
-fn all_finite(values: &[f32]) -> bool {
+pub(super) fn all_finite(values: &[f32]) -> bool {
     const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
     let largest = |block: &[f32]| block.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7fff_ffff));
     values.chunks(4096).all(|block| largest(block) < INFINITY_BITS)
 }
 
-/// Refuses what cannot be meant, before anything of it is sent.
-pub(crate) fn check(contents: &[Content<'_>]) -> Result<(), Error> {
+/// Refuses what cannot be meant, before anything of it is sent. What is not finite is in `found` then.
+pub(crate) fn check(contents: &[Content<'_>], found: &mut Found) -> Result<(), Error> {
     for (position, content) in contents.iter().enumerate() {
-        content.check()?;
+        content.check(found)?;
         if contents[..position].iter().any(|c| c.table == content.table) {
             return Err(Error::invalid(format!("table {:?} is twice in one push", content.name)));
         }

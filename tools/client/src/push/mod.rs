@@ -5,15 +5,17 @@
 //! - messages of one shard are handed over in the order of the calls;
 //! - handing over ends at the push's deadline: what found no room until then is unsent, and kept for a retry.
 //!
-//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with rows as `encode.rs` makes
-//! them and what that left out in `residuals.rs`; `handle.rs` waits for what becomes of
-//! them; this file begins a push.
+//! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with the rows of an id as `row_sum.rs` adds
+//! them and `row_encoder.rs` encodes the sum, in the bytes of `encode.rs`; what that left out is in `residuals.rs`; `handle.rs`
+//! waits for what becomes of messages; this file begins a push.
 
 mod content;
 mod encode;
 mod handle;
 mod packing;
 mod residuals;
+mod row_encoder;
+mod row_sum;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,6 +29,7 @@ pub(crate) use residuals::Residuals;
 
 use crate::Error;
 use crate::client::{Client, Inner};
+use crate::non_finite::Found;
 use crate::push_lane::{MessageContent, Settled, Submission, Unsent};
 
 /// How to push.
@@ -55,19 +58,9 @@ pub(crate) async fn begin(
     contents: &[Content<'_>],
     options: PushOptions,
 ) -> Result<PushHandle, Error> {
-    check(contents)?;
     let deadline = Client::deadline(inner);
     let mut handle = PushHandle::new(inner.clone());
-    if contents.iter().all(|c| c.ids.is_empty()) {
-        return Ok(handle);
-    }
-    let routing = inner.routing.table(deadline).await?;
-    let (messages, rows) = if contents.iter().any(Content::touches_residuals) {
-        packing::pack(contents, &routing, options.lr, &mut inner.residuals.lock())?
-    } else {
-        // Pushes of other threads are packed at the same time.
-        packing::pack(contents, &routing, options.lr, &mut Residuals::new(0))?
-    };
+    let (messages, rows) = check_and_pack(inner, contents, options, deadline).await?;
     handle.receipt = PushReceipt { messages: messages.len(), rows };
     for message in messages {
         let rows = message.ids.len() as u64;
@@ -76,6 +69,40 @@ pub(crate) async fn begin(
         handle.add(message.group, message.ids, settles);
     }
     Ok(handle)
+}
+
+/// Packs a push that is checked, and tells the servers what is not finite of it and does not reach them.
+async fn check_and_pack(
+    inner: &Arc<Inner>,
+    contents: &[Content<'_>],
+    options: PushOptions,
+    deadline: Instant,
+) -> Result<(Vec<packing::Packed>, usize), Error> {
+    let mut found = Found::default();
+    if let Err(refused) = check(contents, &mut found) {
+        inner.reports.tell_refusal(found).await;
+        return Err(refused);
+    }
+    if contents.iter().all(|c| c.ids.is_empty()) {
+        return Ok((Vec::new(), 0));
+    }
+    let routing = inner.routing.table(deadline).await?;
+    let packed = if contents.iter().any(Content::touches_residuals) {
+        packing::pack(contents, &routing, options.lr, &mut inner.residuals.lock(), &mut found)
+    } else {
+        // Pushes of other threads are packed at the same time.
+        packing::pack(contents, &routing, options.lr, &mut Residuals::new(0), &mut found)
+    };
+    match packed {
+        Ok(packed) => {
+            inner.reports.tell(found);
+            Ok(packed)
+        }
+        Err(refused) => {
+            inner.reports.tell_refusal(found).await;
+            Err(refused)
+        }
+    }
 }
 
 /// Packs a push for a step that is summed: a message and its group each, in the order to send them.
@@ -87,10 +114,8 @@ pub(crate) async fn pack_for_step(
     content: Content<'_>,
     options: PushOptions,
 ) -> Result<(Vec<(u64, PushBodyBuilder)>, PushReceipt), Error> {
-    let contents = [content];
-    check(&contents)?;
-    let routing = inner.routing.table(Client::deadline(inner)).await?;
-    let (messages, rows) = packing::pack(&contents, &routing, options.lr, &mut inner.residuals.lock())?;
+    let deadline = Client::deadline(inner);
+    let (messages, rows) = check_and_pack(inner, &[content], options, deadline).await?;
     let receipt = PushReceipt { messages: messages.len(), rows };
     Ok((messages.into_iter().map(|message| (message.group, message.builder)).collect(), receipt))
 }

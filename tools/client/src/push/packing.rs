@@ -6,17 +6,19 @@
 //! - every distinct id is in exactly one message;
 //! - nothing is packed of a push with a sum that its table refuses: each shard sees its own rows only, and the others would
 //!   apply theirs.
+//!
+//! Not here: the sum of an id's rows (`row_sum`), its encoding (`row_encoder`).
 
-use evershard_proto::encoding::decode_row;
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
-use evershard_proto::v1::{ErrorKind, NonFinitePolicy};
 
 use super::content::Content;
-use super::encode::encode_row;
 use super::residuals::Residuals;
+use super::row_encoder::RowEncoder;
+use super::row_sum::sum_rows;
 use crate::Error;
-use crate::batch::{Batch, add_row, get_row, put_row};
+use crate::batch::Batch;
+use crate::non_finite::Found;
 use crate::routing_cache::RoutingTable;
 
 /// A message to be, and the ids in it.
@@ -42,7 +44,7 @@ impl Packed {
 }
 
 /// Lays out the messages of a push, in the order to send them, and counts its distinct rows. Sections of several tables share
-/// a message while they fit.
+/// a message while they fit. `found` is what is not finite and reaches no server: what is refused, left out or clipped here.
 ///
 /// # Errors
 /// [`Error::Refused`] with NON_FINITE when finite rows of an id add up to more than a float holds, and the table's policy is to
@@ -52,6 +54,7 @@ pub(super) fn pack(
     routing: &RoutingTable,
     lr: Option<f32>,
     residuals: &mut Residuals,
+    found: &mut Found,
 ) -> Result<(Vec<Packed>, usize), Error> {
     let mut left_out = Vec::new();
     let mut messages: Vec<Packed> = Vec::new();
@@ -71,7 +74,7 @@ pub(super) fn pack(
             });
             let message = &mut messages[at];
             message.sections += 1;
-            let mut encoder = Encoder { content, residuals, left_out: &mut left_out };
+            let mut encoder = RowEncoder { content, residuals, left_out: &mut left_out, found: &mut *found };
             fill(&mut message.builder, &mut encoder, &batch, &part.distinct, lr)?;
             let first_row = |distinct: &u32| batch.rows(*distinct).next();
             message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
@@ -87,61 +90,9 @@ pub(super) fn pack(
     Ok((messages, rows))
 }
 
-/// Residuals to be, by table and id.
-type LeftOut = Vec<((u32, u64), Box<[f32]>)>;
-
-/// Encodes summed rows.
-struct Encoder<'a, 'b> {
-    content: &'a Content<'b>,
-    residuals: &'a Residuals,
-    /// The residuals to be, once the whole push is packed.
-    left_out: &'a mut LeftOut,
-}
-
-impl Encoder<'_, '_> {
-    /// Encodes the sum of an id's rows, given as f32 in `sum`.
-    fn encode(&mut self, id: u64, sum: &[u8], values: &mut [f32], place: &mut [u8]) -> Result<(), Error> {
-        let Content { table, encoding, non_finite, .. } = *self.content;
-        get_row(values, sum);
-        let clip = non_finite == NonFinitePolicy::Clip;
-        let feedback = encoding == Encoding::Int8;
-        if feedback && let Some(residual) = self.residuals.get(table, id) {
-            values.iter_mut().zip(residual).for_each(|(value, more)| *value += more);
-        }
-        if clip {
-            values.iter_mut().for_each(|value| *value = clipped(*value));
-        }
-        encode_row(encoding, values, clip, place);
-        let decoded = &mut vec![0.0; values.len()][..];
-        decode_row(encoding, place, decoded);
-        if let Some(column) = decoded.iter().position(|value| !value.is_finite()) {
-            return match non_finite {
-                NonFinitePolicy::Reject => Err(self.too_large(id, values, column)),
-                // The servers leave the row out, and its residual stays.
-                NonFinitePolicy::SkipRow | NonFinitePolicy::Clip => Ok(()),
-            };
-        }
-        if feedback {
-            let residual = values.iter().zip(&*decoded).map(|(value, sent)| value - sent).collect();
-            self.left_out.push(((table, id), residual));
-        }
-        Ok(())
-    }
-
-    fn too_large(&self, id: u64, values: &[f32], column: usize) -> Error {
-        let what = format!(
-            "table {:?}: column {column} of id {id} is {}, which {} does not hold, and the table takes finite values only",
-            self.content.name,
-            values[column],
-            self.content.encoding.name()
-        );
-        Error::refused(ErrorKind::NonFinite, what)
-    }
-}
-
 fn fill(
     builder: &mut PushBodyBuilder,
-    encoder: &mut Encoder<'_, '_>,
+    encoder: &mut RowEncoder<'_, '_>,
     batch: &Batch,
     distinct: &[u32],
     lr: Option<f32>,
@@ -155,86 +106,26 @@ fn fill(
     }
     if encoding == Encoding::F32 {
         let places = payload.chunks_exact_mut(dim * 4);
-        return distinct.iter().zip(places).try_for_each(|(d, place)| sum_rows(content, batch, *d, place));
+        return distinct
+            .iter()
+            .zip(places)
+            .try_for_each(|(d, place)| sum_rows(content, batch, *d, place, encoder.found).map(drop));
     }
     let (mut sum, mut values) = (vec![0; dim * 4], vec![0.0; dim]);
     for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(encoding.row_bytes(dim))) {
-        sum_rows(content, batch, *d, &mut sum)?;
+        let is_counted = sum_rows(content, batch, *d, &mut sum, encoder.found)?;
         let id = content.ids[batch.rows(*d).next().unwrap_or_default()];
-        encoder.encode(id, &sum, &mut values, place)?;
+        encoder.encode((id, is_counted), &sum, &mut values, place)?;
     }
     Ok(())
-}
-
-/// Sums the rows of a distinct id as f32, in order of appearance; of values, the last one counts.
-fn sum_rows(content: &Content<'_>, batch: &Batch, d: u32, place: &mut [u8]) -> Result<(), Error> {
-    let dim = content.dim;
-    let row = |at: usize| &content.values[at * dim..(at + 1) * dim];
-    if content.operation == Operation::Set {
-        put_row(place, row(batch.last_row(d)));
-        return Ok(());
-    }
-    if content.non_finite != NonFinitePolicy::Reject {
-        sum_by_policy(place, batch.rows(d).map(row), content.non_finite);
-        return Ok(());
-    }
-    let mut rows = batch.rows(d);
-    if let Some(first) = rows.next() {
-        put_row(place, row(first));
-    }
-    let mut is_sum = false;
-    for again in rows {
-        add_row(place, row(again));
-        is_sum = true;
-    }
-    // A row that stands alone was checked with the push.
-    if is_sum && let Some(column) = first_not_finite(place) {
-        return Err(sum_refused(content, batch.rows(d).next().unwrap_or_default(), column));
-    }
-    Ok(())
-}
-
-fn first_not_finite(row: &[u8]) -> Option<usize> {
-    let mut values = row.chunks_exact(4).map(|raw| f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]));
-    values.position(|value| !value.is_finite())
-}
-
-fn sum_refused(content: &Content<'_>, row: usize, column: usize) -> Error {
-    let what = format!(
-        "table {:?}: the rows of id {} are finite, their sum in column {column} is not, and the table takes finite values only",
-        content.name, content.ids[row]
-    );
-    Error::refused(ErrorKind::NonFinite, what)
-}
-
-/// A table's policy for values that are not finite comes before the sum, as on the servers: one bad row must not take the
-/// good rows of its id with it. A sum that is not finite, or rows of which none is good, are left to the servers.
-fn sum_by_policy<'a>(place: &mut [u8], rows: impl Iterator<Item = &'a [f32]>, policy: NonFinitePolicy) {
-    let is_good = |row: &&[f32]| row.iter().all(|value| value.is_finite());
-    let (mut first, mut sum) = (None, None::<Vec<f32>>);
-    for row in rows {
-        first.get_or_insert(row);
-        if policy == NonFinitePolicy::SkipRow && !is_good(&row) {
-            continue;
-        }
-        match &mut sum {
-            None => sum = Some(row.iter().map(|value| clipped(*value)).collect()),
-            Some(sum) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += clipped(*value)),
-        }
-    }
-    if let Some(row) = sum.as_deref().or(first) {
-        put_row(place, row);
-    }
-}
-
-fn clipped(value: f32) -> f32 {
-    if value.is_nan() { 0.0 } else { value.clamp(f32::MIN, f32::MAX) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use evershard_proto::encoding::decode_row;
     use evershard_proto::push_body::PushBody;
+    use evershard_proto::v1::{ErrorKind, NonFiniteAction, NonFinitePolicy};
 
     #[test]
     fn more_tables_than_a_message_takes_go_in_several() {
@@ -250,9 +141,14 @@ mod tests {
             non_finite: NonFinitePolicy::Reject,
         };
         let contents: Vec<_> = (1..=tables).map(content).collect();
-        let (messages, rows) =
-            pack(&contents, &crate::routing_cache::table_for_tests(1), None, &mut Residuals::new(0))
-                .expect("all finite");
+        let (messages, rows) = pack(
+            &contents,
+            &crate::routing_cache::table_for_tests(1),
+            None,
+            &mut Residuals::new(0),
+            &mut Found::default(),
+        )
+        .expect("all finite");
         assert_eq!(rows, tables as usize);
         let mut seen = Vec::new();
         for message in messages {
@@ -271,9 +167,15 @@ mod tests {
             let encoding = Encoding::F32;
             let content =
                 Content { table: 1, name: "t", dim: 1, operation, encoding, ids, values, non_finite };
-            super::super::check(&[content]).expect("each row is finite");
-            pack(&[content], &crate::routing_cache::table_for_tests(64), None, &mut Residuals::new(0))
-                .map(|(messages, _)| messages.len())
+            super::super::check(&[content], &mut Found::default()).expect("each row is finite");
+            pack(
+                &[content],
+                &crate::routing_cache::table_for_tests(64),
+                None,
+                &mut Residuals::new(0),
+                &mut Found::default(),
+            )
+            .map(|(messages, _)| messages.len())
         };
         let large = [3e38, 1.0, 3e38];
         for operation in [Operation::Gradient, Operation::Add] {
@@ -287,21 +189,6 @@ mod tests {
         assert!(pack_as(Operation::Gradient, NonFinitePolicy::Clip, &large).is_ok());
     }
 
-    #[test]
-    fn a_bad_row_does_not_take_the_good_ones_of_its_id_with_it() {
-        let sum = |rows: &[[f32; 2]], policy| {
-            let mut place = [0; 8];
-            sum_by_policy(&mut place, rows.iter().map(|row| &row[..]), policy);
-            [0, 4].map(|at| f32::from_le_bytes([place[at], place[at + 1], place[at + 2], place[at + 3]]))
-        };
-        let rows = [[f32::NAN, 1.0], [2.0, 3.0], [4.0, f32::INFINITY]];
-        assert_eq!(sum(&rows, NonFinitePolicy::SkipRow), [2.0, 3.0]);
-        assert_eq!(sum(&rows[..2], NonFinitePolicy::Clip), [2.0, 4.0]);
-        assert_eq!(sum(&rows[1..], NonFinitePolicy::Clip), [6.0, f32::MAX]);
-        // None is good: the server skips it.
-        assert!(sum(&rows[..1], NonFinitePolicy::SkipRow)[0].is_nan());
-    }
-
     /// Packs gradients of one table of dim 2, and gives back the rows as a server decodes them.
     fn decoded(
         encoding: Encoding,
@@ -310,9 +197,21 @@ mod tests {
         values: &[f32],
         residuals: &mut Residuals,
     ) -> Result<Vec<[f32; 2]>, Error> {
+        decoded_and_found(encoding, non_finite, ids, values, residuals, &mut Found::default())
+    }
+
+    fn decoded_and_found(
+        encoding: Encoding,
+        non_finite: NonFinitePolicy,
+        ids: &[u64],
+        values: &[f32],
+        residuals: &mut Residuals,
+        found: &mut Found,
+    ) -> Result<Vec<[f32; 2]>, Error> {
         let operation = Operation::Gradient;
         let content = Content { table: 1, name: "t", dim: 2, operation, encoding, ids, values, non_finite };
-        let (messages, _) = pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals)?;
+        let (messages, _) =
+            pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals, found)?;
         let mut rows = Vec::new();
         for message in messages {
             let bytes = message.builder.finish(1, 1, 0);
@@ -325,6 +224,39 @@ mod tests {
             }
         }
         Ok(rows)
+    }
+
+    #[test]
+    fn what_no_server_sees_is_found() {
+        use NonFinitePolicy::{Clip, Reject, SkipRow};
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let find = |encoding, policy, ids: &[u64], values: &[f32]| {
+            let (mut found, mut residuals) = (Found::default(), Residuals::new(0));
+            let _ = decoded_and_found(encoding, policy, ids, values, &mut residuals, &mut found);
+            let rows = found.rows().into_iter();
+            rows.map(|rows| (rows.action(), rows.count, rows.id, rows.column, rows.of_sum))
+                .collect::<Vec<_>>()
+        };
+        let f32_of = |policy, ids: &[u64], values: &[f32]| find(Encoding::F32, policy, ids, values);
+        let (rejected, skipped) = (NonFiniteAction::Rejected, NonFiniteAction::Skipped);
+        let clipped = NonFiniteAction::Clipped;
+        // Beside a good row of its id a bad one is left out here; alone it is the servers' to see.
+        assert_eq!(f32_of(SkipRow, &[7, 7, 7], &[nan, 1.0, 2.0, 3.0, 4.0, inf]), [(skipped, 2, 7, 0, false)]);
+        assert_eq!(f32_of(SkipRow, &[7, 8], &[nan, 1.0, 2.0, inf]), []);
+        assert_eq!(f32_of(SkipRow, &[7, 7], &[nan, 1.0, 2.0, inf]), [(skipped, 1, 7, 0, false)]);
+        assert_eq!(f32_of(Clip, &[7, 8], &[1.0, nan, 2.0, inf]), [(clipped, 2, 7, 1, false)]);
+        assert_eq!(f32_of(Clip, &[7, 8], &[1.0, 2.0, 3.0, 4.0]), []);
+        assert_eq!(f32_of(Reject, &[7, 7], &[3e38, 1.0, 3e38, 1.0]), [(rejected, 1, 7, 0, true)]);
+        // Finite, and more than f16 holds.
+        let f16_of = |policy| find(Encoding::F16, policy, &[7], &[1.0, 1e6]);
+        assert_eq!(f16_of(Reject), [(rejected, 1, 7, 1, false)]);
+        assert_eq!(f16_of(Clip), [(clipped, 1, 7, 1, false)]);
+        assert_eq!(f16_of(SkipRow), []);
+        // Clipped to f32's range, and again to f16's: one row.
+        assert_eq!(find(Encoding::F16, Clip, &[7], &[1.0, inf]), [(clipped, 1, 7, 1, false)]);
+        let large = [3e38, 1.0, 3e38, 1.0];
+        assert_eq!(find(Encoding::Bf16, Clip, &[7, 7], &large), [(clipped, 1, 7, 0, true)]);
+        assert_eq!(f32_of(Clip, &[7, 7], &large), [], "the servers clip the sum");
     }
 
     #[test]
@@ -392,7 +324,14 @@ mod tests {
             values: &[0.0, 0.0],
             non_finite: NonFinitePolicy::Reject,
         };
-        pack(&[content], &crate::routing_cache::table_for_tests(1), None, &mut residuals).expect("packed");
+        pack(
+            &[content],
+            &crate::routing_cache::table_for_tests(1),
+            None,
+            &mut residuals,
+            &mut Found::default(),
+        )
+        .expect("packed");
         assert_eq!(residuals.get(1, 7), None);
     }
 }

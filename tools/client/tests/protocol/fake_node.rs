@@ -236,6 +236,13 @@ impl ParameterService for Service {
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }
 
+    async fn report_non_finite(
+        &self,
+        _: Request<NonFiniteReport>,
+    ) -> Result<Response<NonFiniteReportReply>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
+    }
+
     async fn pull(&self, _: Request<PullRequest>) -> Result<Response<PullReply>, Status> {
         Err(Status::unimplemented("not part of these tests"))
     }
@@ -283,6 +290,13 @@ impl AdminService for Service {
         self.0.renewed.lock().push(request.into_inner().session);
         let lease_seconds = self.0.lease_seconds.load(Ordering::SeqCst);
         Ok(Response::new(RenewSessionReply { lease_seconds }))
+    }
+
+    async fn get_non_finite(
+        &self,
+        _: Request<GetNonFiniteRequest>,
+    ) -> Result<Response<GetNonFiniteReply>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
     }
 
     async fn init_cluster(

@@ -2,6 +2,7 @@
 
 mod get;
 mod list;
+mod non_finite;
 mod set_optimizer;
 mod show;
 
@@ -21,8 +22,10 @@ pub(crate) enum TableCommand {
         after_help = "Example:\n  evershardctl table list --output json | jq '.tables[] | {name, rows}'"
     )]
     List,
-    /// Show one table: its optimizer, its initial values, its size.
-    #[command(after_help = "Example:\n  evershardctl table show items")]
+    /// Show one table: its optimizer, its initial values, its size, and who pushed what is not finite.
+    #[command(
+        after_help = "Example:\n  evershardctl table show items\n  evershardctl table show items --output json | jq .non_finite_counts.sources"
+    )]
     Show {
         /// The table's name.
         table: String,

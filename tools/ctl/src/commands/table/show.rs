@@ -1,12 +1,14 @@
 //! `evershardctl table show TABLE`.
 
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evershard_proto::v1::{
     NonFinitePolicy, TableDefinition, TableDescription, initializer, optimizer, schedule,
 };
 use serde_json::{Value, json};
 
+use super::non_finite::{Counts, NonFiniteView};
 use crate::cli::{Global, Output};
 use crate::commands::status::{ClusterView, TableView};
 use crate::connection::Connection;
@@ -19,16 +21,61 @@ pub(crate) async fn run(global: &Global, name: &str) -> Result<ExitCode, CtlErro
     let view = ClusterView::gather(global, false).await?;
     // Dropped between the two looks: then there is nothing to count.
     let counted = view.tables.iter().find(|table| table.number == description.number);
-    let shown = describe(description, definition, counted);
+    let non_finite = NonFiniteView::gather(&connection, description.number).await;
+    let mut shown = describe(description, definition, counted);
     match global.output {
-        Output::Json => output::json(&shown)?,
+        Output::Json => {
+            if let Value::Object(fields) = &mut shown {
+                fields.insert("non_finite_counts".to_owned(), json!(non_finite));
+            }
+            output::json(&shown)?;
+        }
         Output::Table => {
             let rows = shown.as_object().into_iter().flatten();
             let rows = rows.map(|(key, value)| [key.clone(), plain(value)]);
             output::print(&output::table(["field", "value"], rows))?;
+            show_non_finite(&non_finite)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Nothing, as long as there is nothing to show.
+fn show_non_finite(view: &NonFiniteView) -> Result<(), CtlError> {
+    if view.total == Counts::default() {
+        return Ok(());
+    }
+    let row = |name: String, counts: Counts| {
+        let Counts { rejected, skipped, clipped } = counts;
+        [name, rejected.to_string(), skipped.to_string(), clipped.to_string()]
+    };
+    let sources = view.sources.iter().map(|known| row(known.source.plain(), known.counts));
+    let rows = std::iter::once(row("all".to_owned(), view.total)).chain(sources);
+    output::text_line("\nNot finite, since the nodes were started:")?;
+    output::print(&output::table(["who", "pushes rejected", "rows skipped", "rows clipped"], rows))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let last = view.last.iter().map(|offence| {
+        [
+            ago(now, offence.time_ms),
+            offence.source.plain(),
+            offence.action.to_owned(),
+            offence.count.to_string(),
+            offence.id.to_string(),
+            offence.column.to_string(),
+            if offence.of_sum { format!("{} (a sum)", offence.value) } else { offence.value.clone() },
+        ]
+    });
+    output::text_line("\nThe last of them, and the first value of each:")?;
+    output::print(&output::table(["when", "who", "action", "count", "id", "column", "value"], last))
+}
+
+/// The nodes' clocks and ours differ: what is yet to come is now.
+fn ago(now: Duration, time_ms: u64) -> String {
+    match now.saturating_sub(Duration::from_millis(time_ms)).as_secs() {
+        seconds @ 0..120 => format!("{seconds} s ago"),
+        seconds @ 120..7200 => format!("{} min ago", seconds / 60),
+        seconds => format!("{} h ago", seconds / 3600),
+    }
 }
 
 fn describe(
