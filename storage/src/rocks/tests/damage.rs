@@ -165,7 +165,7 @@ fn a_run_that_is_gone_when_rocksdb_is_opened_anew_is_noticed() {
     let bytes = fs::read(rocks.join(&manifest)).unwrap();
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
     fs::write(rocks.join(&manifest), &bytes[..used - 3]).unwrap();
-    let error = store.begin_run().err().expect("a run is missing");
+    let Err(error) = store.begin_run() else { panic!("a run is missing, and it was opened") };
     assert!(error.is_damage() && error.to_string().contains(&manifest), "{error}");
 }
 
