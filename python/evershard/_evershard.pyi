@@ -74,7 +74,9 @@ class Connection:
         ids: _Ids,
         out: Optional[_Floats],
         want_exists: bool,
+        zeros: bool,
         consistency: str,
+        max_staleness_ms: int,
         node: Optional[int],
     ) -> Tuple[_Floats, Any]: ...
     def pull_many(self, requests: Sequence[Tuple[TableHandle, _Ids]]) -> List[_Floats]: ...

@@ -7,7 +7,9 @@
 
 use std::time::Duration;
 
-use evershard::{Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, Table};
+use evershard::{
+    Absent, Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, Table,
+};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -93,8 +95,8 @@ impl Connection {
         self.run(py, client.drop_table(name))
     }
 
-    /// Rows into `out`, or into a new array; and which exist, when asked.
-    #[pyo3(signature = (table, ids, out, want_exists, consistency, node))]
+    /// Rows into `out`, or into a new array; and which exist, when asked. `zeros`: rows that do not exist read as zeros.
+    #[pyo3(signature = (table, ids, out, want_exists, zeros, consistency, max_staleness_ms, node))]
     #[allow(clippy::too_many_arguments)] // As Python calls it.
     fn pull<'py>(
         &self,
@@ -103,18 +105,13 @@ impl Connection {
         ids: Ids<'py>,
         out: Option<Rows<'py>>,
         want_exists: bool,
+        zeros: bool,
         consistency: &str,
+        max_staleness_ms: u32,
         node: Option<u64>,
     ) -> PyResult<(Rows<'py>, Option<Exists<'py>>)> {
-        let consistency = match consistency {
-            "leader" => Consistency::Leader,
-            "any" => Consistency::Any,
-            other => {
-                return Err(InvalidArgument::new_err(format!(
-                    "consistency is 'leader' or 'any', not {other:?}"
-                )));
-            }
-        };
+        let consistency = consistency_of(consistency)?;
+        let absent = if zeros { Absent::Zeros } else { Absent::Initial };
         let table = table.table()?;
         let ids = ids.as_slice()?;
         let rows = match out {
@@ -122,7 +119,7 @@ impl Connection {
             None => PyArray1::zeros(py, ids.len() * table.dim(), false),
         };
         let mut target = rows.try_readwrite()?;
-        let options = PullOptions { consistency, want_exists, node };
+        let options = PullOptions { consistency, max_staleness_ms, want_exists, absent, node };
         let info = self.run(py, table.pull_with(ids, options, target.as_slice_mut()?))?;
         drop(target);
         let exists = want_exists
@@ -300,6 +297,19 @@ fn as_pushes<'a>(items: &'a [OwnedPush<'_>]) -> PyResult<Vec<BorrowedPush<'a>>> 
         .iter()
         .map(|(table, ids, grads)| Ok((table.get().table()?, ids.as_slice()?, grads.as_slice()?)))
         .collect()
+}
+
+fn consistency_of(name: &str) -> PyResult<Consistency> {
+    match name {
+        "leader" => Ok(Consistency::Leader),
+        "any" => Ok(Consistency::Any),
+        "bounded" => Ok(Consistency::Bounded),
+        "linearizable" => Ok(Consistency::Linearizable),
+        other => {
+            let names = "'leader', 'linearizable', 'bounded' or 'any'";
+            Err(InvalidArgument::new_err(format!("consistency is {names}, not {other:?}")))
+        }
+    }
 }
 
 async fn tokio_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {

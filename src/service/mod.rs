@@ -3,6 +3,7 @@
 //! Not here: what a call means.
 
 mod admin;
+mod consistency;
 mod error;
 mod exchange;
 mod job;
