@@ -8,7 +8,7 @@ Not here: operations over several tables, see :class:`evershard.Cluster`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Tuple, Union
 
 import numpy as np
 
@@ -154,6 +154,58 @@ class Table:
         """Removes rows, optimizer state included: they read as initial values again."""
         native = self.cluster._connection()
         native.remove(self._in(self.cluster, native), as_ids(ids)[0])
+
+    def clear(self) -> None:
+        """Removes all rows, optimizer state included, on each shard at once. Exactly once.
+
+        In order with this connection's own pushes: rows pushed before are gone, rows pushed after it stay. Pushes of others
+        that are under way meanwhile come before it on some shards, and after it on others.
+        """
+        native = self.cluster._connection()
+        native.clear(self._in(self.cluster, native))
+
+    def size(
+        self,
+        *,
+        consistency: str = "leader",
+        max_staleness_ms: Optional[int] = None,
+        node: Optional[int] = None,
+    ) -> int:
+        """How many rows exist: pushed or assigned, and not removed. The other arguments are those of :meth:`pull`."""
+        bound = _checked_bound(consistency, max_staleness_ms)
+        native = self.cluster._connection()
+        return native.size(self._in(self.cluster, native), consistency, bound, node)
+
+    def scan(
+        self,
+        *,
+        consistency: str = "leader",
+        max_staleness_ms: Optional[int] = None,
+        node: Optional[int] = None,
+    ) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        """The rows that exist, in pieces of about a megabyte: ``uint64[n]`` ids and ``float32[n, dim]`` weights.
+
+        Memory is that of one piece, on both sides. In no particular order. Each piece is its shard as of one moment, the
+        pieces of a shard are of ever later ones: a row that exists all the time comes exactly once, one that is made or
+        removed meanwhile may come or not. The arguments are those of :meth:`pull`; failovers are waited for.
+        """
+        bound = _checked_bound(consistency, max_staleness_ms)
+        native = self.cluster._connection()
+        pieces = native.scan(self._in(self.cluster, native), consistency, bound, node)
+        while (piece := pieces.next_piece()) is not None:
+            ids, values = piece
+            yield ids, values.reshape(len(ids), self.dim)
+
+    def export(self, **options: Any) -> Tuple[np.ndarray, np.ndarray]:
+        """All rows that exist, as two arrays: ``uint64[n]`` ids, in no particular order, and ``float32[n, dim]`` weights.
+
+        What :meth:`scan` gives, with its options, put together: takes twice the memory of the rows for a moment.
+        """
+        pieces = list(self.scan(**options))
+        if not pieces:
+            return np.empty(0, np.uint64), np.empty((0, self.dim), np.float32)
+        ids, values = zip(*pieces)
+        return np.concatenate(ids), np.concatenate(values)
 
     def set_optimizer(self, optimizer: "Optimizer") -> None:
         """Gives the table other hyper-parameters: all of them as ``optimizer`` says, its defaults included.

@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use evershard::{
-    Absent, Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, Table,
+    Absent, Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, ScanOptions,
+    Table,
 };
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
@@ -20,6 +21,7 @@ use crate::pending::PendingPush;
 use crate::process_bound::ProcessBound;
 use crate::routing;
 use crate::runtime::wait;
+use crate::scan::ScanHandle;
 use crate::table_handle::TableHandle;
 use crate::worker::{self, WorkerHandle};
 
@@ -221,6 +223,41 @@ impl Connection {
     fn remove<'py>(&self, py: Python<'py>, table: &TableHandle, ids: Ids<'py>) -> PyResult<()> {
         let table = table.table()?;
         self.run(py, table.remove(ids.as_slice()?)).map(|_| ())
+    }
+
+    /// Removes all rows.
+    fn clear(&self, py: Python<'_>, table: &TableHandle) -> PyResult<()> {
+        let table = table.table()?;
+        self.run(py, table.clear()).map(|_| ())
+    }
+
+    /// How many rows exist.
+    #[pyo3(signature = (table, consistency, max_staleness_ms, node))]
+    fn size(
+        &self,
+        py: Python<'_>,
+        table: &TableHandle,
+        consistency: &str,
+        max_staleness_ms: u32,
+        node: Option<u64>,
+    ) -> PyResult<u64> {
+        let consistency = consistency_of(consistency)?;
+        let options = ScanOptions { consistency, max_staleness_ms, node, rows_max: 0 };
+        self.run(py, table.table()?.size(options))
+    }
+
+    /// Begins to read a whole table.
+    #[pyo3(signature = (table, consistency, max_staleness_ms, node))]
+    fn scan(
+        &self,
+        table: &TableHandle,
+        consistency: &str,
+        max_staleness_ms: u32,
+        node: Option<u64>,
+    ) -> PyResult<ScanHandle> {
+        let consistency = consistency_of(consistency)?;
+        let options = ScanOptions { consistency, max_staleness_ms, node, rows_max: 0 };
+        Ok(ScanHandle::new(table.table()?.scan(options)))
     }
 
     /// A worker of a job, which is made when it is not there.

@@ -77,20 +77,24 @@ impl ParameterDoor {
     ) -> Result<(), RequestError> {
         let group = replica.listed.group;
         let refused = |error| RequestError::from_not_serving(group, &error);
+        let until = Instant::now() + FRESH_WITHIN;
         match terms.consistency {
-            Consistency::Leader => replica.raft.serving_lease().map_err(refused),
+            Consistency::Leader => {
+                replica.raft.serving_lease().map_err(refused)?;
+                wait_index(replica, terms.min_index, until).await
+            }
             Consistency::Linearizable => {
                 let index = replica.raft.read_point().await.map_err(refused)?;
                 if replica.reader.applied() >= index || replica.raft.wait_applied(index, APPLIED_WITHIN).await
                 {
-                    return Ok(());
+                    return wait_index(replica, terms.min_index, until).await;
                 }
                 let what =
                     format!("group {group}: the leader has not applied {index} within {APPLIED_WITHIN:?}");
                 Err(RequestError::new(ErrorKind::Unavailable, what).in_group(group).retry_soon())
             }
             Consistency::Bounded => self.wait_fresh(replica, terms).await,
-            Consistency::Any => wait_index(replica, terms.min_index, Instant::now() + FRESH_WITHIN).await,
+            Consistency::Any => wait_index(replica, terms.min_index, until).await,
         }
     }
 
@@ -129,13 +133,10 @@ impl ParameterDoor {
         terms: &ReadTerms,
         index: u64,
     ) -> Result<(), RequestError> {
+        check_index(replica, terms.min_index, index)?;
         match terms.consistency {
-            Consistency::Leader | Consistency::Linearizable => Ok(()),
-            Consistency::Any => check_index(replica, terms.min_index, index),
-            Consistency::Bounded => {
-                check_index(replica, terms.min_index, index)?;
-                self.check_fresh(replica, terms, index)
-            }
+            Consistency::Leader | Consistency::Linearizable | Consistency::Any => Ok(()),
+            Consistency::Bounded => self.check_fresh(replica, terms, index),
         }
     }
 

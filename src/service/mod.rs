@@ -12,6 +12,7 @@ mod node;
 mod parameter;
 mod read_pool;
 mod replies;
+mod scan;
 mod step;
 
 pub use admin::AdminDoor;

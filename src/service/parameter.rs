@@ -259,7 +259,7 @@ impl ParameterDoor {
     }
 
     /// Room for a pull that must wait for the disk.
-    fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
+    pub(super) fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
         let permits = exchange::permits(bytes, cold_bytes(&self.bounds));
         Arc::clone(&self.cold_budget).try_acquire_many_owned(permits).map_err(|_| {
             let what =
@@ -351,7 +351,7 @@ fn read_resident(replica: &ShardReplica, request: &PullRequest) -> Result<Reside
     Ok(ResidentRead { index: info.index, rows, exists, cold })
 }
 
-fn read_error(group: u64, error: &ReadError) -> RequestError {
+pub(super) fn read_error(group: u64, error: &ReadError) -> RequestError {
     let error = RequestError::from(error.detail()).in_group(group);
     if error.kind() == ErrorKind::Unavailable { error.retry_soon() } else { error }
 }

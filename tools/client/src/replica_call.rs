@@ -116,7 +116,9 @@ impl ReplicaCall {
         // Whoever leads has everything, by its lease. When nobody does, `any` takes any replica still.
         let of_leader = match terms.consistency {
             Consistency::Bounded => {
-                AskedTerms { consistency: Consistency::Leader as i32, max_staleness_ms: 0, min_index: 0 }
+                // Its lease says that it has all that was acknowledged to anybody.
+                let min_index = terms.min_index;
+                AskedTerms { consistency: Consistency::Leader as i32, max_staleness_ms: 0, min_index }
             }
             Consistency::Leader | Consistency::Any | Consistency::Linearizable => asked,
         };
