@@ -22,7 +22,7 @@ use tonic::{Request, Status};
 
 use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
-use crate::cluster::{agent, disk_keeper, scrub_schedule};
+use crate::cluster::{agent, disk_keeper, freshness, scrub_schedule};
 use crate::config::ServerConfig;
 use crate::service::{AdminDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
@@ -88,7 +88,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     // The lanes open before the replicas start, so that peers find them as soon as they are there.
     let sessions = node.clone();
     let parameter = ParameterDoor::new(
-        node.replicas.clone(),
+        (node.replicas.clone(), node.freshness.clone()),
         node.push_gate.clone(),
         (read_pool, cold_pool),
         tasks.clone(),
@@ -104,6 +104,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         tasks.spawn(agent::run_cluster(node.clone(), agents_stop.clone())),
         tasks.spawn(agent::run_hearing(node.clone(), agents_stop.clone())),
         tasks.spawn(disk_keeper::run_disk(node.clone(), agents_stop.clone())),
+        tasks.spawn(freshness::run_freshness(node.clone(), agents_stop.clone())),
         tasks.spawn(scrub_schedule::run_scrubs(node.clone(), agents_stop.clone())),
     ];
     tracing::info!(node = node.config.node_id, listen = %address, http = %node.config.http, "started");

@@ -105,7 +105,7 @@ async fn replies_that_nobody_reads_do_not_pile_up_beyond_the_nodes_bound() {
         table: number,
         consistency: Consistency::Leader.into(),
         keys: keys.into(),
-        want_exists: false,
+        ..Default::default()
     };
     let pulled = || metric(&cluster, LEADER, "evershard_pull_rows_total");
     let before = pulled().await;
@@ -170,7 +170,7 @@ async fn clients_that_read_nothing_do_not_keep_others_out() {
         table: number,
         consistency: Consistency::Leader.into(),
         keys: (0..rows).flat_map(|id| key_of(number, id).to_le_bytes()).collect::<Vec<u8>>().into(),
-        want_exists: false,
+        ..Default::default()
     };
     let mut streams = Vec::new();
     for _ in 0..STREAMS {

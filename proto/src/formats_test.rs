@@ -30,13 +30,20 @@ fn push_body() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![Just(Encoding::F32), Just(Encoding::Bf16), Just(Encoding::F16), Just(Encoding::Int8)];
     let section =
         (any::<u32>(), operation, encoding, 0..9_u32, any::<Option<f32>>(), vec(any::<u64>(), 0..6));
-    (any::<(u64, u64, u64)>(), vec(section, 0..4)).prop_map(|((session, seq, clock), sections)| {
-        let mut builder = PushBodyBuilder::new(0);
-        for (table, operation, encoding, dim, lr, keys) in sections {
-            builder.section(table, operation, encoding, dim, lr, &keys).fill(7);
-        }
-        builder.finish(session, seq, clock).to_vec()
-    })
+    let cleared = proptest::option::weighted(0.1, any::<u32>());
+    (any::<(u64, u64, u64)>(), vec(section, 0..4), cleared).prop_map(
+        |((session, seq, clock), sections, cleared)| {
+            let mut builder = PushBodyBuilder::new(0);
+            if let Some(table) = cleared {
+                builder.clear(table);
+                return builder.finish(session, seq, clock).to_vec();
+            }
+            for (table, operation, encoding, dim, lr, keys) in sections {
+                builder.section(table, operation, encoding, dim, lr, &keys).fill(7);
+            }
+            builder.finish(session, seq, clock).to_vec()
+        },
+    )
 }
 
 fn shard_command() -> impl Strategy<Value = Vec<u8>> {
@@ -62,7 +69,7 @@ fn walk(body: &PushBody<'_>) {
         assert_eq!(section.keys().count(), section.count());
         for row in 0..section.count() {
             let _ = section.key(row);
-            if section.operation != Operation::Remove {
+            if section.operation.has_values() {
                 let _ = section.row(row);
             }
         }
@@ -292,6 +299,16 @@ fn version_1_of_a_push_body_stays_as_it_is() {
     let bytes = golden(CRATE, "push-body-1.bin", &builder.finish(7, 9, 11));
     let body = PushBody::parse(&bytes).expect("of version 1");
     assert_eq!((body.session, body.seq, body.clock, body.sections().count()), (7, 9, 11, 2));
+}
+
+#[test]
+fn version_3_of_a_push_body_stays_as_it_is() {
+    let mut builder = PushBodyBuilder::new(0);
+    builder.clear(3);
+    let bytes = golden(CRATE, "push-body-3.bin", &builder.finish(7, 9, 11));
+    let body = PushBody::parse(&bytes).expect("of version 3");
+    let cleared: Vec<_> = body.sections().map(|section| (section.table, section.operation)).collect();
+    assert_eq!((body.session, body.seq, body.clock, cleared), (7, 9, 11, vec![(3, Operation::Clear)]));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! same bytes are validated at the door, logged, replicated and applied.
 //!
 //! ```text
-//! header, 40 bytes     kind u8 = 1 | version u8 = 1 or 2 | flags u16 = 0 | crc32 u32 of all that follows
+//! header, 40 bytes     kind u8 = 1 | version u8 = 1, 2 or 3 | flags u16 = 0 | crc32 u32 of all that follows
 //!                      session u64 | seq u64 | clock u64 | sections u32 | reserved u32 = 0
 //! section, 24 bytes    table u32 | operation u8 | encoding u8 | reserved u16 | dim u32 | count u32 | lr f32 | reserved u32
 //!   keys               count x u64
@@ -13,6 +13,7 @@
 //!
 //! Version 2 is laid out as version 1. It says that a section's payload is not f32: a build that applies f32 only must halt
 //! at such an entry, not record a refusal that other replicas do not. A body of f32 alone is of version 1 still.
+//! Version 3 clears a table: it has one section, of [`Operation::Clear`], which no other version has.
 //! Invariant: [`PushBody::parse`] succeeds only when every length adds up to exactly the bytes there are; it never
 //! takes memory by a declared length.
 //!
@@ -34,6 +35,8 @@ pub const KIND_PUSH: u8 = 1;
 pub const PUSH_VERSION: u8 = 1;
 /// The layout above, any encoding.
 pub const PUSH_VERSION_ENCODED: u8 = 2;
+/// The layout above, with one section, which clears its table on the shard.
+pub const PUSH_VERSION_CLEAR: u8 = 3;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 40;
 /// Bytes of a section's head.
@@ -51,6 +54,16 @@ pub enum Operation {
     Add = 2,
     /// No payload: the rows are removed.
     Remove = 3,
+    /// No keys and no payload: all rows of the table are removed on the shard, the only section of its body.
+    Clear = 4,
+}
+
+impl Operation {
+    /// Whether its rows come with values.
+    #[must_use]
+    pub const fn has_values(self) -> bool {
+        matches!(self, Operation::Gradient | Operation::Set | Operation::Add)
+    }
 }
 
 /// How the payload's floats are encoded.
@@ -191,7 +204,7 @@ pub struct PushBody<'a> {
     pub seq: u64,
     /// The worker's clock, 0 outside a job.
     pub clock: u64,
-    /// [`PUSH_VERSION`] or [`PUSH_VERSION_ENCODED`].
+    /// [`PUSH_VERSION`], [`PUSH_VERSION_ENCODED`] or [`PUSH_VERSION_CLEAR`].
     pub version: u8,
     sections: u32,
     bytes: &'a [u8],
@@ -225,7 +238,11 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_step(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        Self::parse_with(bytes, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX)
+        let body = Self::parse_with(bytes, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX)?;
+        if body.version == PUSH_VERSION_CLEAR {
+            return Err(PushBodyError::Unknown { kind: KIND_PUSH, version: body.version });
+        }
+        Ok(body)
     }
 
     fn parse_with(bytes: &'a [u8], bytes_max: usize, sections_max: usize) -> Result<Self, PushBodyError> {
@@ -235,7 +252,9 @@ impl<'a> PushBody<'a> {
         if bytes.len() < HEADER_BYTES {
             return Err(PushBodyError::Malformed { at: bytes.len(), what: "shorter than its header" });
         }
-        if bytes[0] != KIND_PUSH || !matches!(bytes[1], PUSH_VERSION | PUSH_VERSION_ENCODED) {
+        if bytes[0] != KIND_PUSH
+            || !matches!(bytes[1], PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR)
+        {
             return Err(PushBodyError::Unknown { kind: bytes[0], version: bytes[1] });
         }
         let sections = le_u32(bytes, 32);
@@ -254,6 +273,9 @@ impl<'a> PushBody<'a> {
             sections,
             bytes,
         };
+        if body.version == PUSH_VERSION_CLEAR && sections != 1 {
+            return Err(PushBodyError::Malformed { at: 32, what: "a table is cleared beside others" });
+        }
         let mut at = HEADER_BYTES;
         for _ in 0..sections {
             at = parse_section(bytes, at)?.1;
@@ -287,6 +309,7 @@ fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBo
         1 => Operation::Set,
         2 => Operation::Add,
         3 => Operation::Remove,
+        4 if bytes[1] == PUSH_VERSION_CLEAR => Operation::Clear,
         _ => return Err(malformed("unknown operation")),
     };
     let encoding = match rest[5] {
@@ -296,6 +319,9 @@ fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBo
         3 => Encoding::Int8,
         _ => return Err(malformed("unknown encoding")),
     };
+    if bytes[1] == PUSH_VERSION_CLEAR && (operation != Operation::Clear || le_u32(rest, 12) > 0) {
+        return Err(malformed("rows in a body that clears a table"));
+    }
     let dim = le_u32(rest, 8);
     if dim > DIM_MAX {
         return Err(PushBodyError::TooLarge { what: "dim", actual: dim as usize, limit: DIM_MAX as usize });
@@ -303,7 +329,7 @@ fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBo
     let count = le_u32(rest, 12) as usize;
     let lr = f32::from_bits(le_u32(rest, 16));
     let key_bytes = count.checked_mul(8).ok_or_else(|| malformed("count overflows"))?;
-    let row_bytes = if operation == Operation::Remove { 0 } else { encoding.row_bytes(dim as usize) };
+    let row_bytes = if operation.has_values() { encoding.row_bytes(dim as usize) } else { 0 };
     let payload_bytes = count.checked_mul(row_bytes).ok_or_else(|| malformed("count overflows"))?;
     let keys_end = SECTION_BYTES + key_bytes;
     let keys = rest.get(SECTION_BYTES..keys_end).ok_or_else(|| malformed("keys cut short"))?;
@@ -347,6 +373,26 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_table_is_cleared_alone() {
+        let mut builder = PushBodyBuilder::new(0);
+        builder.clear(7);
+        let bytes = builder.finish(1, 2, 0);
+        let body = PushBody::parse(&bytes).expect("our own");
+        let sections: Vec<_> = body.sections().collect();
+        assert_eq!((body.version, sections.len()), (PUSH_VERSION_CLEAR, 1));
+        assert_eq!((sections[0].table, sections[0].operation, sections[0].count()), (7, Operation::Clear, 0));
+        assert!(PushBody::parse_step(&bytes).is_err(), "a step sums gradients");
+        for version in [PUSH_VERSION, PUSH_VERSION_ENCODED] {
+            let mut older = bytes.to_vec();
+            older[1] = version;
+            assert!(PushBody::parse(&older).is_err(), "as builds of that version read it");
+        }
+        let mut other = sample().to_vec();
+        other[1] = PUSH_VERSION_CLEAR;
+        assert!(PushBody::parse(&other).is_err());
+    }
 
     fn sample() -> Bytes {
         let mut builder = PushBodyBuilder::new(0);

@@ -8,7 +8,7 @@ Not here: operations over several tables, see :class:`evershard.Cluster`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Tuple, Union
 
 import numpy as np
 
@@ -58,8 +58,10 @@ class Table:
         ids: Any,
         out: Optional[np.ndarray] = None,
         *,
+        create: bool = True,
         return_exists: bool = False,
         consistency: str = "leader",
+        max_staleness_ms: Optional[int] = None,
         node: Optional[int] = None,
     ) -> Union[np.ndarray, Tuple[np.ndarray, np.ndarray]]:
         """Reads rows. Writes nothing: an id never pushed reads as the table's initial value, the same every time.
@@ -67,24 +69,33 @@ class Table:
         Args:
             ids: integers of any shape; repeats are fine.
             out: ``float32[*ids.shape, dim]``, C-contiguous, to read into; a new array by default.
+            create: False for evaluation: rows that do not exist read as zeros, not as the initial values that their first
+                push would begin with, and the flags of ``return_exists`` are returned too.
             return_exists: also tell which rows were ever pushed or assigned, and not removed.
-            consistency: ``"leader"`` reads every acknowledged push; ``"any"`` takes the answer of a replica that may lag.
-            node: with ``"any"``: the node whose replicas answer.
+            consistency: ``"leader"`` reads every acknowledged push; ``"linearizable"`` the same, whatever the servers' clocks
+                do, for one more round trip between them; ``"bounded"`` reads from followers everything that was acknowledged
+                ``max_staleness_ms`` before the call, and this connection's own acknowledged pushes; ``"any"`` takes the answer
+                of a replica that may lag. The last two go to the leader when no follower answers.
+            max_staleness_ms: with ``"bounded"``, which needs it.
+            node: with ``"any"`` or ``"bounded"``: the node whose replicas answer, and no others.
 
         Returns:
-            ``float32[*ids.shape, dim]``, or with ``return_exists`` that and ``bool[*ids.shape]``.
+            ``float32[*ids.shape, dim]``; with ``return_exists``, or ``create=False``, that and ``bool[*ids.shape]``.
         """
-        if node is not None and consistency != "any":
-            raise InvalidArgument('node= needs consistency="any": only the leader answers the others')
+        bound = _checked_bound(consistency, max_staleness_ms)
+        if node is not None and consistency not in ("any", "bounded"):
+            raise InvalidArgument('node= needs consistency="any" or "bounded": only the leader answers the others')
+        with_exists = return_exists or not create
         array, shape = as_ids(ids)
         row_shape = shape + (self.dim,)
         if out is not None:
             self._check_out(out, row_shape)
         native = self.cluster._connection()
         target = None if out is None else out.reshape(-1)
-        rows, exists = native.pull(self._in(self.cluster, native), array, target, return_exists, consistency, node)
+        handle = self._in(self.cluster, native)
+        rows, exists = native.pull(handle, array, target, with_exists, not create, consistency, bound, node)
         result = rows.reshape(row_shape) if out is None else out
-        return (result, exists.reshape(shape)) if return_exists else result
+        return (result, exists.reshape(shape)) if with_exists else result
 
     def push(self, ids: Any, grads: Any, *, lr: Optional[float] = None, encoding: Optional[str] = None) -> None:
         """Applies gradients with the table's optimizer, exactly once; returns when a quorum of replicas has them.
@@ -143,6 +154,58 @@ class Table:
         """Removes rows, optimizer state included: they read as initial values again."""
         native = self.cluster._connection()
         native.remove(self._in(self.cluster, native), as_ids(ids)[0])
+
+    def clear(self) -> None:
+        """Removes all rows, optimizer state included, on each shard at once. Exactly once.
+
+        In order with this connection's own pushes: rows pushed before are gone, rows pushed after it stay. Pushes of others
+        that are under way meanwhile come before it on some shards, and after it on others.
+        """
+        native = self.cluster._connection()
+        native.clear(self._in(self.cluster, native))
+
+    def size(
+        self,
+        *,
+        consistency: str = "leader",
+        max_staleness_ms: Optional[int] = None,
+        node: Optional[int] = None,
+    ) -> int:
+        """How many rows exist: pushed or assigned, and not removed. The other arguments are those of :meth:`pull`."""
+        bound = _checked_bound(consistency, max_staleness_ms)
+        native = self.cluster._connection()
+        return native.size(self._in(self.cluster, native), consistency, bound, node)
+
+    def scan(
+        self,
+        *,
+        consistency: str = "leader",
+        max_staleness_ms: Optional[int] = None,
+        node: Optional[int] = None,
+    ) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        """The rows that exist, in pieces of about a megabyte: ``uint64[n]`` ids and ``float32[n, dim]`` weights.
+
+        Memory is that of one piece, on both sides. In no particular order. Each piece is its shard as of one moment, the
+        pieces of a shard are of ever later ones: a row that exists all the time comes exactly once, one that is made or
+        removed meanwhile may come or not. The arguments are those of :meth:`pull`; failovers are waited for.
+        """
+        bound = _checked_bound(consistency, max_staleness_ms)
+        native = self.cluster._connection()
+        pieces = native.scan(self._in(self.cluster, native), consistency, bound, node)
+        while (piece := pieces.next_piece()) is not None:
+            ids, values = piece
+            yield ids, values.reshape(len(ids), self.dim)
+
+    def export(self, **options: Any) -> Tuple[np.ndarray, np.ndarray]:
+        """All rows that exist, as two arrays: ``uint64[n]`` ids, in no particular order, and ``float32[n, dim]`` weights.
+
+        What :meth:`scan` gives, with its options, put together: takes twice the memory of the rows for a moment.
+        """
+        pieces = list(self.scan(**options))
+        if not pieces:
+            return np.empty(0, np.uint64), np.empty((0, self.dim), np.float32)
+        ids, values = zip(*pieces)
+        return np.concatenate(ids), np.concatenate(values)
 
     def set_optimizer(self, optimizer: "Optimizer") -> None:
         """Gives the table other hyper-parameters: all of them as ``optimizer`` says, its defaults included.
@@ -215,6 +278,17 @@ class Table:
             raise LengthMismatch(f"out has shape {list(out.shape)}, not {list(shape)}")
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise InvalidArgument("out must be C-contiguous and writeable")
+
+
+def _checked_bound(consistency: str, max_staleness_ms: Optional[int]) -> int:
+    """What the servers are asked for: 0 when nothing is."""
+    if consistency != "bounded":
+        if max_staleness_ms is not None:
+            raise InvalidArgument('max_staleness_ms= needs consistency="bounded"')
+        return 0
+    if max_staleness_ms is None or not 0 < max_staleness_ms < 2**32:
+        raise InvalidArgument(f'consistency="bounded" needs max_staleness_ms= above 0, not {max_staleness_ms}')
+    return int(max_staleness_ms)
 
 
 def _unpickle(cluster: "Cluster", name: str, dim: int, number: int, encoding: str) -> Table:

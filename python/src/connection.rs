@@ -7,7 +7,10 @@
 
 use std::time::Duration;
 
-use evershard::{Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, Table};
+use evershard::{
+    Absent, Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, ScanOptions,
+    Table,
+};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +21,7 @@ use crate::pending::PendingPush;
 use crate::process_bound::ProcessBound;
 use crate::routing;
 use crate::runtime::wait;
+use crate::scan::ScanHandle;
 use crate::table_handle::TableHandle;
 use crate::worker::{self, WorkerHandle};
 
@@ -95,8 +99,8 @@ impl Connection {
         self.run(py, client.drop_table(name))
     }
 
-    /// Rows into `out`, or into a new array; and which exist, when asked.
-    #[pyo3(signature = (table, ids, out, want_exists, consistency, node))]
+    /// Rows into `out`, or into a new array; and which exist, when asked. `zeros`: rows that do not exist read as zeros.
+    #[pyo3(signature = (table, ids, out, want_exists, zeros, consistency, max_staleness_ms, node))]
     #[allow(clippy::too_many_arguments)] // As Python calls it.
     fn pull<'py>(
         &self,
@@ -105,18 +109,13 @@ impl Connection {
         ids: Ids<'py>,
         out: Option<Rows<'py>>,
         want_exists: bool,
+        zeros: bool,
         consistency: &str,
+        max_staleness_ms: u32,
         node: Option<u64>,
     ) -> PyResult<(Rows<'py>, Option<Exists<'py>>)> {
-        let consistency = match consistency {
-            "leader" => Consistency::Leader,
-            "any" => Consistency::Any,
-            other => {
-                return Err(InvalidArgument::new_err(format!(
-                    "consistency is 'leader' or 'any', not {other:?}"
-                )));
-            }
-        };
+        let consistency = consistency_of(consistency)?;
+        let absent = if zeros { Absent::Zeros } else { Absent::Initial };
         let table = table.table()?;
         let ids = ids.as_slice()?;
         let rows = match out {
@@ -124,7 +123,7 @@ impl Connection {
             None => PyArray1::zeros(py, ids.len() * table.dim(), false),
         };
         let mut target = rows.try_readwrite()?;
-        let options = PullOptions { consistency, want_exists, node };
+        let options = PullOptions { consistency, max_staleness_ms, want_exists, absent, node };
         let info = self.run(py, table.pull_with(ids, options, target.as_slice_mut()?))?;
         drop(target);
         let exists = want_exists
@@ -228,6 +227,41 @@ impl Connection {
         self.run(py, table.remove(ids.as_slice()?)).map(|_| ())
     }
 
+    /// Removes all rows.
+    fn clear(&self, py: Python<'_>, table: &TableHandle) -> PyResult<()> {
+        let table = table.table()?;
+        self.run(py, table.clear()).map(|_| ())
+    }
+
+    /// How many rows exist.
+    #[pyo3(signature = (table, consistency, max_staleness_ms, node))]
+    fn size(
+        &self,
+        py: Python<'_>,
+        table: &TableHandle,
+        consistency: &str,
+        max_staleness_ms: u32,
+        node: Option<u64>,
+    ) -> PyResult<u64> {
+        let consistency = consistency_of(consistency)?;
+        let options = ScanOptions { consistency, max_staleness_ms, node, rows_max: 0 };
+        self.run(py, table.table()?.size(options))
+    }
+
+    /// Begins to read a whole table.
+    #[pyo3(signature = (table, consistency, max_staleness_ms, node))]
+    fn scan(
+        &self,
+        table: &TableHandle,
+        consistency: &str,
+        max_staleness_ms: u32,
+        node: Option<u64>,
+    ) -> PyResult<ScanHandle> {
+        let consistency = consistency_of(consistency)?;
+        let options = ScanOptions { consistency, max_staleness_ms, node, rows_max: 0 };
+        Ok(ScanHandle::new(table.table()?.scan(options)))
+    }
+
     /// A worker of a job, which is made when it is not there.
     #[pyo3(signature = (job, rank, workers, staleness, dead_worker, lease, aggregate))]
     #[allow(clippy::too_many_arguments)] // As Python calls it.
@@ -302,6 +336,19 @@ fn as_pushes<'a>(items: &'a [OwnedPush<'_>]) -> PyResult<Vec<BorrowedPush<'a>>> 
         .iter()
         .map(|(table, ids, grads)| Ok((table.get().table()?, ids.as_slice()?, grads.as_slice()?)))
         .collect()
+}
+
+fn consistency_of(name: &str) -> PyResult<Consistency> {
+    match name {
+        "leader" => Ok(Consistency::Leader),
+        "any" => Ok(Consistency::Any),
+        "bounded" => Ok(Consistency::Bounded),
+        "linearizable" => Ok(Consistency::Linearizable),
+        other => {
+            let names = "'leader', 'linearizable', 'bounded' or 'any'";
+            Err(InvalidArgument::new_err(format!("consistency is {names}, not {other:?}")))
+        }
+    }
 }
 
 async fn tokio_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {

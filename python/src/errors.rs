@@ -74,6 +74,7 @@ fn of_kind(kind: ErrorKind, message: String) -> PyErr {
         | ErrorKind::Unavailable
         | ErrorKind::OutOfOrder
         | ErrorKind::OtherRecovery
+        | ErrorKind::TooStale
         | ErrorKind::NotInitialized => Unavailable::new_err(message),
         ErrorKind::Unspecified | ErrorKind::Internal | ErrorKind::Withdrawn | ErrorKind::Forgotten => {
             Internal::new_err(message)

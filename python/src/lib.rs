@@ -14,6 +14,7 @@ mod pending;
 mod process_bound;
 mod routing;
 mod runtime;
+mod scan;
 mod table_handle;
 mod worker;
 
@@ -28,6 +29,7 @@ fn _evershard(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<connection::Connection>()?;
     module.add_class::<table_handle::TableHandle>()?;
+    module.add_class::<scan::ScanHandle>()?;
     module.add_class::<worker::WorkerHandle>()?;
     module.add_class::<pending::PendingPush>()?;
     module.add_class::<pending::Resume>()

@@ -236,6 +236,64 @@ def test_a_push_with_two_learning_rates_is_refused_whole(cluster, sgd, name):
     assert not sgd.pull([1], return_exists=True)[1].any()
 
 
+def test_consistencies_read_what_was_pushed(sgd):
+    for value in range(1, 20):
+        sgd.assign([1, 2], np.full((2, 4), value))
+        for options in (
+            {},
+            {"consistency": "linearizable"},
+            {"consistency": "bounded", "max_staleness_ms": 60_000},
+        ):
+            rows, exists = sgd.pull([1, 2, 3], return_exists=True, **options)
+            assert rows.tolist() == [[value] * 4] * 2 + [[0] * 4], options
+            assert exists.tolist() == [True, True, False]
+
+
+def test_bounds_that_make_no_sense(sgd):
+    for options in (
+        {"consistency": "bounded"},
+        {"consistency": "bounded", "max_staleness_ms": 0},
+        {"consistency": "any", "max_staleness_ms": 5},
+        {"consistency": "linearizable", "node": 1},
+    ):
+        with pytest.raises(es.InvalidArgument):
+            sgd.pull([1], **options)
+
+
+def test_rows_that_do_not_exist_are_zeros_when_nothing_is_created(cluster, name):
+    table = cluster.create_table(name, dim=3, optimizer=es.SGD(lr=1.0), initializer=es.Normal(std=1.0))
+    table.assign([1], [[5, 5, 5]])
+    rows, exists = table.pull([[1, 2], [2, 1]], create=False)
+    assert exists.tolist() == [[True, False], [False, True]]
+    assert rows.tolist() == [[[5] * 3, [0] * 3], [[0] * 3, [5] * 3]]
+    assert (table.pull([2]) != 0).all()
+    assert table.size() == 1
+
+
+def test_a_whole_table_without_an_optimizer(cluster, name):
+    table = cluster.create_table(name, dim=2)
+    assert table.size() == 0
+    assert [array.shape for array in table.export()] == [(0,), (0, 2)]
+    ids = np.concatenate([np.arange(5000, dtype=np.uint64), EDGES])
+    ids = np.unique(ids)
+    values = np.stack([np.arange(len(ids)), np.ones(len(ids))], axis=1).astype(np.float32)
+    table.assign(ids, values)
+    table.remove(ids[::2])
+    reader = cluster.table(name)
+    for options in ({}, {"consistency": "bounded", "max_staleness_ms": 60_000}):
+        found, rows = reader.export(**options)
+        order = np.argsort(found)
+        assert np.array_equal(found[order], ids[1::2]) and np.array_equal(rows[order], values[1::2])
+        assert reader.size(**options) == len(ids[1::2])
+    pieces = list(reader.scan())
+    assert sum(len(part) for part, _ in pieces) == reader.size()
+    assert all(rows.shape == (len(part), 2) for part, rows in pieces)
+    reader.clear()
+    assert reader.size() == 0 and not list(reader.scan())
+    table.assign([1], [[1, 1]])
+    assert reader.export()[0].tolist() == [1]
+
+
 def test_a_node_cannot_be_asked_for_what_only_the_leader_knows(sgd):
     with pytest.raises(es.InvalidArgument, match="any"):
         sgd.pull([1], node=2)

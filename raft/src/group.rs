@@ -173,6 +173,30 @@ impl<RT: Runtime> Group<RT> {
         }
     }
 
+    /// The index of a linearizable read point, confirmed by a quorum after this was called, without waiting until it is
+    /// applied. Whoever has applied it, here or on another node, has everything that was acknowledged before the call.
+    ///
+    /// # Errors
+    /// [`NotServing`] when this replica does not lead or reaches no quorum.
+    pub async fn read_point(&self) -> Result<u64, NotServing> {
+        match self.inner.raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
+            Ok(point) => Ok(point.read_log_id().index()),
+            Err(error) => Err(match self.serving_lease() {
+                Err(reason) => reason,
+                Ok(()) => {
+                    tracing::debug!(group = self.group(), %error, "no read point");
+                    NotServing::LeaseExpired { age: self.inner.leader.lease_age() }
+                }
+            }),
+        }
+    }
+
+    /// Waits until the entry at `index` is applied here; false when it is not `within` that time.
+    pub async fn wait_applied(&self, index: u64, within: Duration) -> bool {
+        let wait = self.inner.raft.wait(Some(within));
+        wait.applied_index_at_least(Some(index), "a read waits").await.is_ok()
+    }
+
     /// Who leads, as this replica knows it.
     #[must_use]
     pub fn leadership(&self) -> Leadership {

@@ -114,7 +114,7 @@ impl Distinct {
         let source = self.sources[position];
         match section.operation {
             Operation::Set => self.sources[position].row = row as u32,
-            Operation::Remove => {}
+            Operation::Remove | Operation::Clear => {}
             Operation::Gradient | Operation::Add => {
                 let start = if source.sum == NONE {
                     let start = self.sums.len();

@@ -13,6 +13,7 @@
 //!
 //! Not here: order and durability (the raft crate), when rows reach the disk (`flush`).
 
+mod clear;
 mod cold_rows;
 mod duplicates;
 mod finite;
@@ -28,7 +29,7 @@ mod step;
 mod step_sum;
 
 use bytes::Bytes;
-use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION, PUSH_VERSION_ENCODED};
+use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_ENCODED};
 use evershard_proto::shard_command::{ShardCommand, ShardCommandError};
 use evershard_raft::state_machine::Halt;
 use parking_lot::Mutex;
@@ -68,7 +69,7 @@ impl Applier {
     /// [`Halt`] when the command's kind or version is of another build, or the store cannot be read: the entry is not applied.
     pub(crate) fn command(&mut self, target: &Target<'_>, command: &[u8]) -> Result<Bytes, Halt> {
         match command {
-            [KIND_PUSH, PUSH_VERSION | PUSH_VERSION_ENCODED, ..] => {
+            [KIND_PUSH, PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR, ..] => {
                 Ok(push::apply(target, &mut self.push, command)?.encode())
             }
             _ => match ShardCommand::decode(command) {

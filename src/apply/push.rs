@@ -11,11 +11,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evershard_proto::push_body::{HEADER_BYTES, PushBody, Section};
+use evershard_proto::push_body::{HEADER_BYTES, Operation, PushBody, Section};
 
 use evershard_raft::state_machine::Halt;
 
 use super::Target;
+use super::clear;
 use super::cold_rows::ColdRows;
 use super::duplicates::Distinct;
 use super::finite::{self, Magnitude};
@@ -62,7 +63,9 @@ pub(super) fn apply(
     let refusal = match check(target, &schemas, bytes) {
         Ok(body) => {
             for section in body.sections() {
-                if let Some(schema) = schemas.get(&section.table) {
+                if section.operation == Operation::Clear {
+                    clear::apply(target, section.table);
+                } else if let Some(schema) = schemas.get(&section.table) {
                     change_section(target, scratch, &section, (schema, schema.non_finite()), body.clock)?;
                 }
             }

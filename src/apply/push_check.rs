@@ -45,7 +45,7 @@ pub fn validate_push(
             .get(&section.table)
             .ok_or(PushRefusal::UnknownTable { shard: scope.shard, table: section.table })?;
         check_section(body.version, &section, schema, scope)?;
-        if schema.non_finite() == NonFinite::Reject && section.operation != Operation::Remove {
+        if schema.non_finite() == NonFinite::Reject && section.operation.has_values() {
             check_finite(&section, schema, scope)?;
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn check_section(
 ) -> Result<(), PushRefusal> {
     let (shard, table) = (scope.shard, section.table);
     let name = || schema.name().to_owned();
-    if section.operation != Operation::Remove {
+    if section.operation.has_values() {
         if section.dim != schema.dim() {
             return Err(PushRefusal::WrongDim {
                 shard,

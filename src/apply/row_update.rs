@@ -45,7 +45,7 @@ impl<'a> RowUpdate<'a> {
     ) -> Self {
         let stepper = match section.operation {
             Operation::Gradient => schema.optimizer().map(|optimizer| optimizer.stepper(section.lr, clock)),
-            Operation::Set | Operation::Add | Operation::Remove => None,
+            Operation::Set | Operation::Add | Operation::Remove | Operation::Clear => None,
         };
         RowUpdate { section, schema, policy, index, stepper }
     }
@@ -120,8 +120,8 @@ impl<'a> RowUpdate<'a> {
                     *weight += *value;
                 }
             }
-            // A gradient without an optimizer was refused; a removal is not a change.
-            (Operation::Gradient, None) | (Operation::Remove, _) => {}
+            // A gradient without an optimizer was refused; removing and clearing are no changes.
+            (Operation::Gradient, None) | (Operation::Remove | Operation::Clear, _) => {}
         }
     }
 

@@ -24,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::disk_watch::DiskWatch;
 use super::error::NodeError;
+use super::freshness::Freshness;
 use super::identity::Identity;
 use super::jobs::WorkerLeases;
 use super::peer_clients::PeerClients;
@@ -97,6 +98,8 @@ pub struct Node {
     pub(super) prefetcher: Prefetcher,
     pub(super) identity: Mutex<Option<Identity>>,
     pub(super) heard: Mutex<HashMap<u64, Heard>>,
+    /// How fresh its replicas are.
+    pub freshness: Arc<Freshness>,
     /// Of which recovery epoch it is.
     pub recovery: RecoveryEpoch,
     pub(super) registry: OnceLock<Arc<GroupRegistry>>,
@@ -181,6 +184,7 @@ impl Node {
             replicas: Arc::new(Replicas::default()),
             peers: PeerClients::new(recovery_epoch.clone()),
             recovery: recovery_epoch,
+            freshness: Arc::default(),
             readiness,
             started: Instant::now(),
             lanes: LanesDoor::default(),

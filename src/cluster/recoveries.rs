@@ -86,8 +86,21 @@ impl RecoveryEpoch {
     /// # Errors
     /// OTHER_RECOVERY.
     pub fn admit(&self, metadata: &MetadataMap) -> Result<(), RequestError> {
-        let asked = metadata.get(RECOVERY_METADATA).and_then(|value| value.to_str().ok()?.parse().ok());
-        asked.filter(|asked| *asked > self.get()).map_or(Ok(()), |asked| self.expect(asked))
+        Self::named_in(metadata)
+            .filter(|asked| *asked > self.get())
+            .map_or(Ok(()), |asked| self.expect(asked))
+    }
+
+    /// Refuses what another node asks under any other epoch.
+    ///
+    /// # Errors
+    /// OTHER_RECOVERY.
+    pub fn expect_same(&self, metadata: &MetadataMap) -> Result<(), RequestError> {
+        self.expect(Self::named_in(metadata).unwrap_or(0))
+    }
+
+    fn named_in(metadata: &MetadataMap) -> Option<u64> {
+        metadata.get(RECOVERY_METADATA).and_then(|value| value.to_str().ok()?.parse().ok())
     }
 }
 

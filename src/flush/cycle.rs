@@ -1,5 +1,7 @@
 //! One flush cycle of one replica.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use evershard_raft::state_machine::{LogPosition, SnapshotMark};
 use evershard_storage::rocks::{FlushedState, RunWriter, StoreError};
@@ -29,6 +31,7 @@ struct Noted {
     position: LogPosition,
     membership: Bytes,
     small_state: Bytes,
+    floors: BTreeMap<u32, u64>,
     tables: Vec<u32>,
     /// Dropped tables whose rows may be on disk.
     unsettled: Vec<u32>,
@@ -89,6 +92,7 @@ fn note(machine: &ShardMachine, debts: &Debts) -> Option<Noted> {
         position,
         membership: state.membership.clone(),
         small_state: state.small.encode(),
+        floors: state.small.floors.clone(),
         tables,
         // A scan that has not opened the store yet may need the rows of a table that was dropped since it began.
         unsettled: if set.scans_need_the_store() { Vec::new() } else { debts.unsettled(&state.small) },
@@ -113,11 +117,14 @@ impl Cycle<'_> {
         for number in &self.noted.unsettled {
             run.drop_table(*number);
         }
-        // A table dropped since the beginning: its rows are not all in this run, and nobody may see what replay makes of
-        // them before the drop.
-        for (number, index) in &self.machine.lock_small().small.dropped {
-            if self.noted.tables.contains(number) {
-                dropped_at = dropped_at.max(*index);
+        // A table dropped or cleared since the beginning: its rows are not all in this run, and nobody may see what replay makes
+        // of them before that.
+        {
+            let state = self.machine.lock_small();
+            for (number, index) in state.small.dropped.iter().chain(&state.small.floors) {
+                if self.noted.tables.contains(number) {
+                    dropped_at = dropped_at.max(*index);
+                }
             }
         }
         let complete_at = run.version_max().max(dropped_at).max(self.noted.position.index);
@@ -199,6 +206,8 @@ impl Cycle<'_> {
             }
         }
         debts.settle(&self.noted.unsettled);
+        // The record has them: compaction may forget what is below.
+        self.machine.store().set_floors(&self.noted.floors);
         let mark = SnapshotMark { position: Some(self.noted.position), membership: self.noted.membership };
         self.machine.set_mark(mark);
     }

@@ -10,7 +10,9 @@
 mod digest;
 mod error;
 mod reader;
+mod table_scan;
 
 pub use digest::Digest;
 pub use error::ReadError;
 pub use reader::{ColdPull, PullInfo, Reader};
+pub use table_scan::TablePiece;

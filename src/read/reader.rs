@@ -17,7 +17,7 @@ const KEYS_PER_LOCK: usize = 8 * Table::BATCH;
 /// Reads a shard's rows; cheap to clone. Has no method that writes.
 #[derive(Debug, Clone)]
 pub struct Reader {
-    rows: Arc<Rows>,
+    pub(super) rows: Arc<Rows>,
 }
 
 /// What a pull's rows are.
@@ -135,7 +135,7 @@ impl Reader {
         self.rows.applied()
     }
 
-    fn check(&self, table: u32, keys: &[u8]) -> Result<Arc<TableSchema>, ReadError> {
+    pub(super) fn check(&self, table: u32, keys: &[u8]) -> Result<Arc<TableSchema>, ReadError> {
         let scope = self.rows.scope();
         let shard = scope.shard;
         if !self.rows.ready() {

@@ -159,7 +159,8 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::UnknownGroup
         | ErrorKind::WrongRange
         | ErrorKind::Unavailable
-        | ErrorKind::OtherRecovery => Code::Unavailable,
+        | ErrorKind::OtherRecovery
+        | ErrorKind::TooStale => Code::Unavailable,
         ErrorKind::Exhausted => Code::ResourceExhausted,
         ErrorKind::OutOfOrder
         | ErrorKind::SessionExpired

@@ -108,6 +108,16 @@ pub(super) fn serve(door: ParameterDoor, mut requests: Streaming<ExchangeRequest
                         send(&replies, id, door.step(step).await.map(Reply::Step), permits).await;
                     });
                 }
+                Some(Request::Scan(scan)) => {
+                    answers.spawn(async move {
+                        send(&replies, id, door.scan(scan).await.map(Reply::Scan), permits).await;
+                    });
+                }
+                Some(Request::Size(size)) => {
+                    answers.spawn(async move {
+                        send(&replies, id, door.size(size).await.map(Reply::Size), permits).await;
+                    });
+                }
                 None => {
                     let what = "an exchange request of a newer version";
                     let error = RequestError::new(ErrorKind::Invalid, what);
@@ -126,7 +136,8 @@ impl ParameterDoor {
         let reply_bytes = match &request.request {
             Some(Request::Pull(pull)) => self.reply_bytes(pull),
             Some(Request::PushPull(both)) => both.pull.as_ref().map_or(0, |pull| self.reply_bytes(pull)),
-            Some(Request::Push(_) | Request::Contribute(_) | Request::Step(_)) | None => 0,
+            Some(Request::Scan(_)) => PULL_REPLY_BYTES_MAX,
+            Some(Request::Push(_) | Request::Contribute(_) | Request::Step(_) | Request::Size(_)) | None => 0,
         };
         let cost = request.encoded_len() + reply_bytes;
         let ours =

@@ -3,6 +3,7 @@
 //! Not here: what a call means.
 
 mod admin;
+mod consistency;
 mod error;
 mod exchange;
 mod job;
@@ -12,6 +13,7 @@ mod non_finite;
 mod parameter;
 mod read_pool;
 mod replies;
+mod scan;
 mod step;
 
 pub use admin::AdminDoor;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use evershard_proto::limits::SHARDS_MAX;
 use evershard_proto::push_body::KIND_PUSH;
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::node_service_server::NodeService;
 use evershard_proto::v1::{
     CreateReplicaReply, CreateReplicaRequest, ErrorKind, JoinReply, JoinRequest, MetaCommand, ProposeReply,
-    ProposeRequest, QuarantineReplicaReply, QuarantineReplicaRequest,
+    ProposeRequest, QuarantineReplicaReply, QuarantineReplicaRequest, ReadPointsReply, ReadPointsRequest,
 };
 use prost::Message;
 use tonic::{Request, Response, Status};
@@ -81,6 +82,21 @@ impl NodeService for NodeDoor {
         self.check_cluster(&request.cluster_id)?;
         self.node.quarantine_replica(&request).await?;
         Ok(Response::new(QuarantineReplicaReply {}))
+    }
+
+    async fn read_points(
+        &self,
+        request: Request<ReadPointsRequest>,
+    ) -> Result<Response<ReadPointsReply>, Status> {
+        // Of another history the same index is another state.
+        self.node.recovery.expect_same(request.metadata())?;
+        let request = request.into_inner();
+        self.check_cluster(&request.cluster_id)?;
+        if request.groups.len() > SHARDS_MAX as usize {
+            let what = format!("{} groups asked for, there are at most {SHARDS_MAX}", request.groups.len());
+            return Err(RequestError::new(ErrorKind::TooLarge, what).into());
+        }
+        Ok(Response::new(ReadPointsReply { points: self.node.read_points(&request.groups).await }))
     }
 }
 

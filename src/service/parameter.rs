@@ -19,8 +19,8 @@ use bytes::BytesMut;
 use evershard_proto::push_body::{PushBody, PushBodyError};
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
-    Consistency, ErrorKind, ExchangeRequest, NonFiniteReport, NonFiniteReportReply, PullReply, PullRequest,
-    PushPullReply, PushPullRequest, PushReply, PushRequest, WorkerIdentity,
+    ErrorKind, ExchangeRequest, NonFiniteReport, NonFiniteReportReply, PullReply, PullRequest, PushPullReply,
+    PushPullRequest, PushReply, PushRequest, WorkerIdentity,
 };
 use evershard_raft::Answer;
 use prost::Message;
@@ -29,11 +29,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::consistency::ReadTerms;
 use super::exchange;
 use super::non_finite::{note_refusal, source_of};
 use super::replies::Replies;
 use super::{ReadPool, ReadPoolError, RequestError};
 use crate::apply::PushRefusal;
+use crate::cluster::freshness::Freshness;
 use crate::cluster::push_gate::PushGate;
 use crate::cluster::recoveries::RecoveryEpoch;
 use crate::cluster::replicas::{Replicas, ShardReplica};
@@ -51,6 +53,7 @@ const CALL_WAITS: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct ParameterDoor {
     pub(super) replicas: Arc<Replicas>,
+    pub(super) freshness: Arc<Freshness>,
     pub(super) push_gate: Arc<PushGate>,
     pub(super) read_pool: Arc<ReadPool>,
     /// For what must be read from disk.
@@ -100,7 +103,7 @@ impl ParameterDoor {
     /// cancelled; `tasks` owns what they spawn.
     #[must_use]
     pub fn new(
-        replicas: Arc<Replicas>,
+        (replicas, freshness): (Arc<Replicas>, Arc<Freshness>),
         push_gate: Arc<PushGate>,
         (read_pool, cold_pool): (Arc<ReadPool>, Arc<ReadPool>),
         tasks: TaskTracker,
@@ -109,6 +112,7 @@ impl ParameterDoor {
         (next_session, recovery): (NextSession, RecoveryEpoch),
     ) -> Self {
         ParameterDoor {
+            freshness,
             replicas,
             push_gate,
             read_pool,
@@ -203,9 +207,10 @@ impl ParameterDoor {
             RequestError::new(ErrorKind::Internal, format!("group {group}: {e}")).in_group(group)
         })?;
         metrics::histogram!(metric::PUSH_SECONDS).record(since.elapsed().as_secs_f64());
-        let reply = outcome_reply(group, outcome);
+        let applied_index = replica.reader.applied();
+        let reply = outcome_reply(group, outcome).map(|reply| PushReply { applied_index, ..reply });
         count_push(match &reply {
-            Ok(PushReply { index: 0 }) => "replayed",
+            Ok(PushReply { index: 0, .. }) => "replayed",
             Ok(_) => "applied",
             Err(_) => "refused",
         });
@@ -231,12 +236,8 @@ impl ParameterDoor {
     async fn pull_unmeasured(&self, request: PullRequest) -> Result<PullReply, RequestError> {
         let group = request.group;
         let replica = self.replicas.shard(group)?;
-        match request.consistency() {
-            Consistency::Leader => {
-                replica.raft.serving_lease().map_err(|e| RequestError::from_not_serving(group, &e))?;
-            }
-            Consistency::Any => {}
-        }
+        let terms = ReadTerms::of(&request)?;
+        self.before_read(&replica, &terms).await?;
         let row_bytes = replica.reader.schema(request.table).map_or(0, |schema| schema.dim() as usize * 4);
         let busy = |e: ReadPoolError| {
             RequestError::new(ErrorKind::Exhausted, e.to_string()).in_group(group).retry_soon()
@@ -244,18 +245,22 @@ impl ParameterDoor {
         let read = if request.keys.len() / 8 * row_bytes <= INLINE_PULL_BYTES_MAX {
             read_resident(&replica, &request)?
         } else {
+            let replica = Arc::clone(&replica);
             self.read_pool.run(move || read_resident(&replica, &request)).await.map_err(busy)??
         };
-        if read.cold.is_none() {
-            return Ok(read.reply());
-        }
-        // Room and threads of their own: no pull of rows in memory waits for the disk behind this one.
-        let _room = self.admit_cold(read.rows.len(), group)?;
-        self.cold_pool.run(move || read.read_cold(group)).await.map_err(busy)?
+        let reply = if read.cold.is_none() {
+            read.reply()
+        } else {
+            // Room and threads of their own: no pull of rows in memory waits for the disk behind this one.
+            let _room = self.admit_cold(read.rows.len(), group)?;
+            self.cold_pool.run(move || read.read_cold(group)).await.map_err(busy)??
+        };
+        self.after_read(&replica, &terms, reply.index)?;
+        Ok(reply)
     }
 
     /// Room for a pull that must wait for the disk.
-    fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
+    pub(super) fn admit_cold(&self, bytes: usize, group: u64) -> Result<OwnedSemaphorePermit, RequestError> {
         let permits = exchange::permits(bytes, cold_bytes(&self.bounds));
         Arc::clone(&self.cold_budget).try_acquire_many_owned(permits).map_err(|_| {
             let what =
@@ -283,7 +288,7 @@ fn count_push(outcome: &'static str) {
 
 fn outcome_reply(group: u64, outcome: PushOutcome) -> Result<PushReply, RequestError> {
     match (outcome, outcome.detail()) {
-        (PushOutcome::Applied { index }, _) => Ok(PushReply { index }),
+        (PushOutcome::Applied { index }, _) => Ok(PushReply { index, applied_index: 0 }),
         (_, Some(detail)) => Err(RequestError::from(detail).in_group(group)),
         (_, None) => Err(RequestError::new(ErrorKind::Internal, format!("group {group}: no outcome"))),
     }
@@ -354,7 +359,7 @@ fn read_resident(replica: &ShardReplica, request: &PullRequest) -> Result<Reside
     Ok(ResidentRead { index: info.index, rows, exists, cold })
 }
 
-fn read_error(group: u64, error: &ReadError) -> RequestError {
+pub(super) fn read_error(group: u64, error: &ReadError) -> RequestError {
     let error = RequestError::from(error.detail()).in_group(group);
     if error.kind() == ErrorKind::Unavailable { error.retry_soon() } else { error }
 }

@@ -117,14 +117,15 @@ impl ParameterDoor {
             let (replica, term) = self.leading(group)?;
             let mut changes = replica.steps.watch();
             if replica.machine.step_progress(worker.job).is_some_and(|known| known.has(request.step)) {
-                return Ok(StepReply { applied: true, missing: Vec::new() });
+                let applied_index = replica.reader.applied();
+                return Ok(StepReply { applied: true, missing: Vec::new(), applied_index });
             }
             let missing = replica
                 .steps
                 .missing(term, &worker, request.step, &request.parts)
                 .map_err(|refusal| refused(group, &refusal))?;
             if !missing.is_empty() {
-                return Ok(StepReply { applied: false, missing });
+                return Ok(StepReply { missing, ..StepReply::default() });
             }
             if let Some(publication) = &request.publication {
                 self.push_gate.check(group)?;

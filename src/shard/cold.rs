@@ -96,12 +96,20 @@ pub(crate) struct Absent {
     pub(crate) keys: Vec<u64>,
     seen: Vec<Departures>,
     generation: u64,
+    /// The table's floor: another one says that it was cleared since.
+    floor: u64,
 }
 
 impl Absent {
     /// Of a table, under the lock.
     pub(crate) fn new(set: &super::rows::RowSet, table: u32) -> Self {
-        Absent { table, keys: Vec::new(), seen: Vec::new(), generation: set.generation() }
+        Absent {
+            table,
+            keys: Vec::new(),
+            seen: Vec::new(),
+            generation: set.generation(),
+            floor: set.floor(table),
+        }
     }
 
     /// Adds a key that is absent from `table`, under the lock.
@@ -125,7 +133,8 @@ impl Rows {
         Some((absent, table.shape())).filter(|(absent, _)| !absent.keys.is_empty())
     }
 
-    /// Reads rows and tombstones from the store, adding them to `fetched`. Blocks on the disk.
+    /// Reads rows and tombstones from the store, adding those to `fetched` that are not below the table's floor. Blocks on the
+    /// disk.
     ///
     /// # Errors
     /// [`ShardError`]; damage was reported.
@@ -137,9 +146,10 @@ impl Rows {
         fetched: &mut Fetched,
     ) -> Result<(), ShardError> {
         fail::fail_point!("fetch::before_read");
+        let floor = self.read().floor(table);
         let mut misfit = None;
         let read = self.store().get_many(table, keys, |position, row| {
-            let Some((header, floats)) = row else { return };
+            let Some((header, floats)) = row.filter(|(header, _)| header.version >= floor) else { return };
             if !header.is_tombstone() && floats.len() != shape.floats() {
                 misfit.get_or_insert((keys[position], floats.len()));
                 return;
@@ -161,7 +171,7 @@ impl Rows {
         for first in (0..fetched.len()).step_by(TAKEN_IN_AT_ONCE) {
             let last = (first + TAKEN_IN_AT_ONCE).min(fetched.len());
             let mut set = self.write();
-            if set.generation() != absent.generation {
+            if set.generation() != absent.generation || set.floor(absent.table) != absent.floor {
                 break;
             }
             let Some(mut entry) = set.table_mut(absent.table) else { break };

@@ -96,10 +96,11 @@ impl ShardMachine {
         let identity = store.identity();
         let recovered = recovery::recover(&identity, &store.state())?;
         let scope = ShardScope { shard: identity.shard, range: options.range };
+        store.set_floors(&recovered.applied.small.floors);
         let store = Arc::new(store);
         let rows = Rows::new(
             scope,
-            recovered.tables,
+            (recovered.tables, recovered.applied.small.floors.clone()),
             Arc::clone(&recovered.applied.small.schemas),
             (recovered.applied.index(), recovered.complete_at),
             Arc::clone(&store),

@@ -4,7 +4,7 @@
 //! - every schema of the small state has its table here, and no other has one;
 //! - `applied` is the index of the last entry whose changes to rows are all in; it is read under the lock to say what a
 //!   pull reflects, and advances only after the rows did;
-//! - a row that is not in memory is in the store as it is;
+//! - a row that is not in memory is in the store as it is; what the store has below its table's floor is no row;
 //! - what is in memory is counted against the node's budget.
 //!
 //! Not here: what changes a row (`apply`), how one is found (`evershard_storage::table`), reading the store (`cold`).
@@ -28,6 +28,9 @@ use crate::read::Digest;
 
 /// Schemas by table number.
 pub(crate) type Schemas = BTreeMap<u32, Arc<TableSchema>>;
+
+/// By table that was cleared, the entry that did it: rows of lower versions are no rows.
+pub(crate) type Floors = BTreeMap<u32, u64>;
 
 /// Called with the reason when the store turns out to be damaged.
 pub type OnDamage = Arc<dyn Fn(String) + Send + Sync>;
@@ -67,6 +70,8 @@ impl std::fmt::Debug for Rows {
 pub(crate) struct RowSet {
     tables: BTreeMap<u32, Table>,
     scans: Scans,
+    /// As in the small state.
+    floors: Floors,
     account: Account,
     /// Whether some table is not whole: as of the last [`RowSet::account`].
     lacking: Arc<AtomicBool>,
@@ -118,9 +123,14 @@ impl TableEntry<'_> {
 }
 
 impl RowSet {
-    fn new(tables: BTreeMap<u32, Table>, budget: &Arc<MemoryBudget>, lacking: &Arc<AtomicBool>) -> Self {
+    fn new(
+        (tables, floors): (BTreeMap<u32, Table>, Floors),
+        budget: &Arc<MemoryBudget>,
+        lacking: &Arc<AtomicBool>,
+    ) -> Self {
         let mut set = RowSet {
             tables,
+            floors,
             scans: Scans::default(),
             account: Account::new(Arc::clone(budget)),
             lacking: Arc::clone(lacking),
@@ -133,6 +143,11 @@ impl RowSet {
 
     pub(crate) fn table(&self, number: u32) -> Option<&Table> {
         self.tables.get(&number)
+    }
+
+    /// Rows of this table with a lower version are no rows; 0 when it was never cleared.
+    pub(crate) fn floor(&self, number: u32) -> u64 {
+        self.floors.get(&number).copied().unwrap_or(0)
     }
 
     pub(crate) fn tables(&self) -> &BTreeMap<u32, Table> {
@@ -184,7 +199,7 @@ impl RowSet {
 impl Rows {
     pub(crate) fn new(
         scope: ShardScope,
-        tables: BTreeMap<u32, Table>,
+        tables: (BTreeMap<u32, Table>, Floors),
         schemas: Arc<Schemas>,
         (applied, complete_at): (u64, u64),
         store: Arc<ReplicaStore>,
@@ -301,6 +316,7 @@ impl Rows {
             let mut set = self.set.write();
             self.schemas.store(Arc::clone(schemas));
             set.counted.remove(&number);
+            set.floors.remove(&number);
             let table = set.tables.remove(&number).map(Arc::new);
             if let Some(table) = &table {
                 set.scans.keep_dropped(number, table);
@@ -312,10 +328,33 @@ impl Rows {
         drop(dropped);
     }
 
+    /// All rows of a table below the entry at `index` are gone. Rows above it can be on disk only while this replica replays:
+    /// those in memory came from there and are clean, so the whole table in memory goes, however many rows it has.
+    pub(crate) fn clear_table(&self, number: u32, index: u64) {
+        let cleared = {
+            let mut set = self.set.write();
+            let RowSet { tables, scans, floors, counted, .. } = &mut *set;
+            let Some(table) = tables.get_mut(&number) else { return };
+            floors.insert(number, index);
+            counted.remove(&number);
+            let shape = table.shape();
+            let is_replaying = self.complete_at() >= index;
+            let empty = if is_replaying { Table::on_disk(shape) } else { Table::new(shape) };
+            let cleared = Arc::new(std::mem::replace(table, empty));
+            for id in scans.keep_cleared(number, &cleared) {
+                self.scrubs.lock().put(id, ScrubResult::Skipped(SkipReason::Cleared));
+            }
+            set.account();
+            cleared
+        };
+        // Gigabytes may be given back to the kernel: not under the lock.
+        drop(cleared);
+    }
+
     /// Puts other rows in the place of all there are (a snapshot was installed). Running scans are over.
     pub(crate) fn replace(
         &self,
-        tables: BTreeMap<u32, Table>,
+        tables: (BTreeMap<u32, Table>, Floors),
         schemas: Arc<Schemas>,
         applied: u64,
         complete_at: u64,
@@ -391,8 +430,8 @@ impl Rows {
     /// As [`Rows::begin_scan`], when the caller knows that no row is ahead of `index`.
     pub(crate) fn begin_scan_now(&self, id: ScanId, index: u64, beside: Digest) {
         let mut set = self.set.write();
-        let RowSet { tables, scans, .. } = &mut *set;
-        let begun = scans.begin(id, index, beside, tables);
+        let RowSet { tables, scans, floors, .. } = &mut *set;
+        let begun = scans.begin(id, index, beside, (&*tables, &*floors));
         let result = if begun { ScrubResult::Pending } else { ScrubResult::Skipped(SkipReason::Busy) };
         self.scrubs.lock().put(id, result);
     }

@@ -120,7 +120,7 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let Some(table) = self.gathered.tables.get_mut(&number) else { return Ok(()) };
-        if header.is_tombstone() || header.version > self.gathered.index {
+        if header.is_tombstone() || header.version > self.gathered.index || header.version < table.floor {
             return Ok(());
         }
         let shape = table.shape;
@@ -150,7 +150,7 @@ impl<'a> Pass<'a> {
             && !warm.keys.is_empty()
         {
             let mut set = self.rows.write();
-            if set.generation() != self.generation {
+            if set.generation() != self.generation || set.floor(warm.table) != scanned.floor {
                 warm.partial = true;
             } else if let Some(entry) = set.table_mut(warm.table) {
                 if entry.has_room(warm.keys.len()) {
@@ -174,6 +174,10 @@ impl<'a> Pass<'a> {
             let mut set = self.rows.write();
             if set.generation() == self.generation {
                 for (number, scanned) in &self.gathered.tables {
+                    if set.floor(*number) != scanned.floor {
+                        // Cleared since: what was counted is no more.
+                        continue;
+                    }
                     set.set_counted(*number, scanned.rows, scanned.live_changes);
                     let all_in = self.warm.as_ref().is_some_and(|warm| !warm.partial);
                     if all_in

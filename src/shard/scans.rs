@@ -23,6 +23,7 @@ use std::sync::Arc;
 use evershard_storage::table::{AllDepartures, RowRef, RowShape, Slot, SlotSet, Table};
 use parking_lot::Mutex;
 
+use super::rows::Floors;
 use crate::read::Digest;
 
 /// Results that are kept for whoever asks.
@@ -59,6 +60,8 @@ pub enum SkipReason {
     Stopped,
     /// Its rows could not be read.
     ReadFailed,
+    /// A table was cleared before the scan had seen what its rows were.
+    Cleared,
 }
 
 impl std::fmt::Display for SkipReason {
@@ -68,6 +71,7 @@ impl std::fmt::Display for SkipReason {
             Self::Busy => "was busy with other scrubs",
             Self::Replaced => "took in a snapshot meanwhile",
             Self::Stopped => "gave the scrub up",
+            Self::Cleared => "had a table cleared meanwhile",
             Self::ReadFailed => "could not read its rows: its log names the error",
         })
     }
@@ -92,8 +96,10 @@ pub(super) struct ScannedTable {
     unflushed: SlotSet,
     /// Before this one there are none left.
     next: u32,
-    /// The table, when it was dropped since.
+    /// The table as it was, when it was dropped or cleared since.
     dropped: Option<Arc<Table>>,
+    /// Rows of lower versions were none, as of the index.
+    pub(super) floor: u64,
     /// Live rows added.
     pub(super) rows: u64,
     /// The table's `live_changes` at the index.
@@ -152,13 +158,14 @@ impl Scans {
         id: ScanId,
         index: u64,
         digest: Digest,
-        tables: &BTreeMap<u32, Table>,
+        (tables, floors): (&BTreeMap<u32, Table>, &Floors),
     ) -> bool {
         let running = self.running.get_mut();
         if running.len() >= RUNNING_MAX {
             return false;
         }
-        let scanned = |table: &Table| ScannedTable {
+        let scanned = |number: u32, table: &Table| ScannedTable {
+            floor: floors.get(&number).copied().unwrap_or(0),
             shape: table.shape(),
             unflushed: table.unflushed(),
             next: 0,
@@ -167,7 +174,7 @@ impl Scans {
             live_changes: table.live_changes(),
             departures: table.all_departures(),
         };
-        let tables = tables.iter().map(|(number, table)| (*number, scanned(table))).collect();
+        let tables = tables.iter().map(|(number, table)| (*number, scanned(*number, table))).collect();
         let gathered = Gathered { index, digest, tables, taken: BTreeSet::new() };
         running.push(Scan { id, gathered, claimed: false, viewed: false });
         true
@@ -178,6 +185,10 @@ impl Scans {
     pub(crate) fn before_change(&mut self, number: u32, slot: Slot, key: u64, row: RowRef<'_>) {
         for scan in self.running.get_mut() {
             let Some(table) = scan.gathered.tables.get_mut(&number) else { continue };
+            if table.dropped.is_some() {
+                // Cleared since: these are other rows.
+                continue;
+            }
             let was_unflushed = table.unflushed.take(slot.number());
             if was_unflushed || (!scan.viewed && row.header().version <= scan.gathered.index) {
                 scan.gathered.add(number, key, row);
@@ -190,7 +201,7 @@ impl Scans {
     pub(crate) fn before_leave(&mut self, number: u32, slot: Slot, key: u64, row: RowRef<'_>) {
         for scan in self.running.get_mut() {
             let table = scan.gathered.tables.get_mut(&number);
-            if table.is_some_and(|table| table.unflushed.take(slot.number())) {
+            if table.is_some_and(|table| table.dropped.is_none() && table.unflushed.take(slot.number())) {
                 scan.gathered.add(number, key, row);
             }
         }
@@ -203,6 +214,27 @@ impl Scans {
                 scanned.dropped = Some(Arc::clone(table));
             }
         }
+    }
+
+    /// To be told when a table is cleared, which scans that have opened the store keep as it was; the others cannot go on: the
+    /// store may have new rows in the place of the old ones by then. Answers which those are. A warm-up has nothing to bring
+    /// to memory any more.
+    pub(crate) fn keep_cleared(&mut self, number: u32, table: &Arc<Table>) -> Vec<ScanId> {
+        let mut lost = Vec::new();
+        self.running.get_mut().retain_mut(|scan| {
+            if scan.id == ScanId::WarmUp {
+                scan.gathered.tables.remove(&number);
+                return true;
+            }
+            let Some(scanned) = scan.gathered.tables.get_mut(&number) else { return true };
+            if !scan.viewed {
+                lost.push(scan.id);
+                return false;
+            }
+            scanned.dropped.get_or_insert_with(|| Arc::clone(table));
+            true
+        });
+        lost
     }
 
     /// The first scan that nobody runs yet; it is the caller's to run.

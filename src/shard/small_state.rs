@@ -23,6 +23,8 @@ pub struct SmallState {
     pub clock_ms: u64,
     /// How far the steps of jobs are that sum them.
     pub steps: StepTable,
+    /// Tables that were cleared, and the entry that did it last: rows of lower versions are no rows.
+    pub floors: BTreeMap<u32, u64>,
 }
 
 /// The small state with its place in the log.

@@ -46,7 +46,9 @@ impl ShardMachine {
         let _between_entries = self.lock_applier();
         let mut small = self.lock_small();
         let schemas = Arc::clone(&loaded.applied.small.schemas);
-        self.rows.replace(loaded.tables, schemas, loaded.applied.index(), loaded.complete_at);
+        let floors = loaded.applied.small.floors.clone();
+        self.store.set_floors(&floors);
+        self.rows.replace((loaded.tables, floors), schemas, loaded.applied.index(), loaded.complete_at);
         self.warm_up_again();
         *small = loaded.applied;
         self.set_mark(mark_of(&state));

@@ -21,6 +21,8 @@ pub const PULL_ROWS_TOTAL: &str = "evershard_pull_rows_total";
 pub const PULL_COLD_ROWS_TOTAL: &str = "evershard_pull_cold_rows_total";
 /// Seconds from a pull's arrival to its answer.
 pub const PULL_SECONDS: &str = "evershard_pull_seconds";
+/// Calls to leaders for read points, which BOUNDED pulls need, by `outcome` (`answered`, `failed`).
+pub const READ_POINTS_ASKED_TOTAL: &str = "evershard_read_points_asked_total";
 /// Streams that were ended because their clients did not take what they were answered.
 pub const STREAMS_CUT_TOTAL: &str = "evershard_streams_cut_total";
 /// 1 for each replica, by `shard` and `role`.

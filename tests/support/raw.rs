@@ -9,8 +9,8 @@ use evershard_proto::push_body::{Encoding, Operation, PushBodyBuilder};
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::parameter_service_client::ParameterServiceClient;
 use evershard_proto::v1::{
-    Consistency, CreateTableRequest, ErrorDetail, ErrorKind, OpenSessionRequest, PullReply, PullRequest,
-    PushReply, PushRequest, ShardDescription, TableDefinition,
+    CreateTableRequest, ErrorDetail, ErrorKind, OpenSessionRequest, PullReply, PullRequest, PushReply,
+    PushRequest, ShardDescription, TableDefinition,
 };
 use prost::Message;
 use tonic::Status;
@@ -86,11 +86,26 @@ pub(crate) async fn pull(
     table: u32,
     ids: &[u64],
 ) -> Result<PullReply, Status> {
+    pull_as(cluster, node, table, ids, PullRequest { group, ..PullRequest::default() }).await
+}
+
+/// One try at one node, past any proxy, under the terms that `as_asked` has.
+pub(crate) async fn pull_as(
+    cluster: &Cluster,
+    node: u64,
+    table: u32,
+    ids: &[u64],
+    as_asked: PullRequest,
+) -> Result<PullReply, Status> {
     let keys: Vec<u8> = ids.iter().flat_map(|id| key_of(table, *id).to_le_bytes()).collect();
     let mut client = ParameterServiceClient::new(cluster.channel(node));
-    let consistency = Consistency::Leader.into();
-    let request = PullRequest { group, table, consistency, keys: keys.into(), want_exists: true };
+    let request = PullRequest { table, keys: keys.into(), want_exists: true, ..as_asked };
     client.pull(request).await.map(tonic::Response::into_inner)
+}
+
+/// The floats of a reply.
+pub(crate) fn floats(reply: &PullReply) -> Vec<f32> {
+    reply.rows.chunks_exact(4).map(|raw| f32::from_le_bytes(raw.try_into().unwrap())).collect()
 }
 
 /// What a status says for programs.

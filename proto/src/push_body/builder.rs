@@ -5,7 +5,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
-    Encoding, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_ENCODED, SECTION_BYTES,
+    Encoding, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_ENCODED,
+    SECTION_BYTES,
 };
 
 /// The same content under another number and clock.
@@ -51,10 +52,10 @@ impl PushBodyBuilder {
         lr: Option<f32>,
         keys: &[u64],
     ) -> &mut [u8] {
-        let row_bytes = if operation == Operation::Remove { 0 } else { encoding.row_bytes(dim as usize) };
+        let row_bytes = if operation.has_values() { encoding.row_bytes(dim as usize) } else { 0 };
         let payload_bytes = keys.len() * row_bytes;
         self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + payload_bytes);
-        if encoding != Encoding::F32 && operation != Operation::Remove {
+        if encoding != Encoding::F32 && operation.has_values() {
             self.bytes[1] = PUSH_VERSION_ENCODED;
         }
         self.bytes.put_u32_le(table);
@@ -72,6 +73,12 @@ impl PushBodyBuilder {
         let at = self.bytes.len();
         self.bytes.put_bytes(0, payload_bytes);
         &mut self.bytes[at..]
+    }
+
+    /// Makes it a body that clears a table: what no other section may stand beside.
+    pub fn clear(&mut self, table: u32) {
+        self.bytes[1] = PUSH_VERSION_CLEAR;
+        self.section(table, Operation::Clear, Encoding::F32, 0, None, &[]);
     }
 
     /// Bytes so far.

@@ -1,6 +1,7 @@
 //! The shard as a whole: its machine over a real store, against a slow reference, through flushes, crashes and installs.
 
 mod apply;
+mod clear;
 mod cold;
 mod concurrent;
 mod crash;

@@ -118,6 +118,10 @@ impl Reference {
         }
         let body = PushBody::parse_without_checksum(bytes).expect("checked");
         for section in body.sections() {
+            if section.operation == Operation::Clear {
+                self.rows.retain(|(number, _), _| *number != section.table);
+                continue;
+            }
             self.section(&section, self.policy(section.table));
         }
         PushOutcome::Applied { index }
@@ -166,7 +170,7 @@ impl Reference {
                 return refusal(RefusalKind::RepeatedTable);
             }
             let Some(definition) = self.tables.get(&table) else { return refusal(RefusalKind::UnknownTable) };
-            let removes = section.operation == Operation::Remove;
+            let removes = matches!(section.operation, Operation::Remove | Operation::Clear);
             if !removes && section.dim != definition.dim {
                 return refusal(RefusalKind::WrongDim);
             }
@@ -232,7 +236,7 @@ impl Reference {
                 Operation::Set => row.weights = values,
                 Operation::Add => row.weights.iter_mut().zip(values).for_each(|(w, v)| *w += v),
                 Operation::Gradient => train(&schema, row, &values, section.lr),
-                Operation::Remove => unreachable!("handled above"),
+                Operation::Remove | Operation::Clear => unreachable!("handled above"),
             }
         }
     }

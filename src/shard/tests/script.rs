@@ -88,6 +88,10 @@ enum Step {
         of: u32,
         sections: Vec<SectionSpec>,
     },
+    Clear {
+        session: u64,
+        table: u32,
+    },
     Create(u32),
     Drop(u32),
     Tune {
@@ -167,6 +171,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         40 => push,
         15 => sum,
+        4 => (1u64..6, prop::sample::select(&[1u32, 2, 3, 4, 9][..]))
+            .prop_map(|(session, table)| Step::Clear { session, table }),
         2 => prop::sample::select(&TABLES[..]).prop_map(Step::Create),
         1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
         2 => (prop::sample::select(&TABLES[..3]), 0u64..6).prop_map(|(table, version)| Step::Tune { table, version }),
@@ -222,6 +228,11 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                     let body = push(0, 1, &sections);
                     command(index, ShardCommand::Step { job, step, part, of, body }.encode())
                 }
+                Step::Clear { session, table } => {
+                    let last = last.entry(session).or_default();
+                    *last += 1;
+                    command(index, clear(session, *last, table))
+                }
                 Step::Create(table) => command(index, schema(table, false)),
                 Step::Drop(table) => command(index, schema(table, true)),
                 Step::Tune { table, version } => command(index, tuned(table, version)),
@@ -255,6 +266,12 @@ fn tuned(table: u32, version: u64) -> Bytes {
     ShardCommand::Schema { table, dropped: false }.encode()
 }
 
+pub(super) fn clear(session: u64, seq: u64, table: u32) -> Bytes {
+    let mut builder = PushBodyBuilder::new(0);
+    builder.clear(table);
+    builder.finish(session, seq, 0)
+}
+
 pub(super) fn schema(table: u32, dropped: bool) -> Bytes {
     let table =
         v1::TableDescription { number: table, definition: Some(definition(table)), definition_version: 0 };
@@ -267,7 +284,7 @@ fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
         let dim = definition(spec.table).dim + u32::from(spec.wrong_dim);
         let keys: Vec<u64> = spec.rows.iter().map(|(id, ..)| key_of(spec.table, IDS[*id])).collect();
         let payload = builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys);
-        if spec.operation == Operation::Remove {
+        if !spec.operation.has_values() {
             continue;
         }
         for (row, (_, first, rest)) in
@@ -306,7 +323,7 @@ pub(super) fn one(session: u64, seq: u64, table: u32, operation: Operation, rows
     let mut builder = PushBodyBuilder::new(0);
     let keys: Vec<u64> = rows.iter().map(|(id, _)| key_of(table, *id)).collect();
     let values: Vec<u8> = match operation {
-        Operation::Remove => vec![],
+        Operation::Remove | Operation::Clear => vec![],
         _ => rows.iter().flat_map(|(_, values)| *values).flat_map(|value| value.to_le_bytes()).collect(),
     };
     let dim = rows.first().map_or(definition(table).dim, |(_, values)| values.len() as u32);

@@ -9,4 +9,4 @@ mod reader;
 mod row_value;
 
 pub use reader::{DecodeError, Reader};
-pub use row_value::{RowValueError, decode_row, encode_row, row_value_bytes, tombstone_version};
+pub use row_value::{RowValueError, decode_row, encode_row, row_value_bytes, row_version, tombstone_version};

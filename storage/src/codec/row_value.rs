@@ -84,6 +84,15 @@ pub fn decode_row(value: &[u8], floats: &mut Vec<f32>) -> Result<RowHeader, RowV
     Ok(header)
 }
 
+/// The version of a row's or tombstone's value; `None` for what is no row of this format.
+#[must_use]
+pub fn row_version(value: &[u8]) -> Option<u64> {
+    let mut reader = Reader::new(value);
+    let (format, _flags) = (reader.u8("format").ok()?, reader.u32("flags").ok()?);
+    let version = reader.u64("version").ok()?;
+    (format == FORMAT).then_some(version)
+}
+
 /// The version of a tombstone's value; `None` for a live row's, and for what is no row of this format.
 #[must_use]
 pub fn tombstone_version(value: &[u8]) -> Option<u64> {
@@ -116,12 +125,13 @@ mod tests {
             let back: Vec<u32> = back.iter().map(|float| float.to_bits()).collect();
             prop_assert_eq!(back, if header.is_tombstone() { vec![] } else { bits });
             prop_assert_eq!(tombstone_version(&value), header.is_tombstone().then_some(version));
+            prop_assert_eq!(row_version(&value), Some(version));
         }
 
         #[test]
         fn fuzz_row_value(bytes in bytes_or_damaged(row())) {
             let mut floats = Vec::new();
-            let _ = tombstone_version(&bytes);
+            let _ = (tombstone_version(&bytes), row_version(&bytes));
             if let Ok(header) = frugal(bytes.len(), || decode_row(&bytes, &mut floats)) {
                 // What is read as a row is that row: writing it gives the same bytes.
                 let mut again = Vec::new();

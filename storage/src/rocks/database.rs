@@ -2,6 +2,7 @@
 //!
 //! Not here: which folder counts and what its rows mean for replay (`store`, `meta_record`).
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +12,10 @@ use rocksdb::checkpoint::Checkpoint;
 use rocksdb::statistics::Ticker;
 use rocksdb::{DB, IngestExternalFileOptions, Options, ReadOptions};
 
+use super::dead_rows::Dead;
 use super::durable;
 use super::error::StoreError;
 use super::meta_record::MetaRecord;
-use super::old_tombstones::ReplayedTo;
 use super::options::RocksShared;
 use crate::codec::decode_row;
 use crate::keyspace::DiskKey;
@@ -29,8 +30,8 @@ pub(super) struct Database {
     shared: RocksShared,
     /// `None` after a reopening that failed, and in `drop`.
     open: RwLock<Option<Open>>,
-    /// The durable `replay_from` of the record that names this folder: what older tombstones are compared with.
-    replayed_to: ReplayedTo,
+    /// What the durable record that names this folder says of rows that nobody needs any more.
+    dead: Dead,
     /// Compacted before the last reopening.
     compacted_before: AtomicU64,
     retired: AtomicBool,
@@ -50,15 +51,15 @@ impl Database {
         create: bool,
         record: &MetaRecord,
     ) -> Result<Self, StoreError> {
-        let replayed = ReplayedTo::default();
-        replayed.set(record.state.replayed_to());
-        let opened = open_whole(&path, shared, create, &replayed, record)?;
+        let dead = Dead::default();
+        dead.set_replayed_to(record.state.replayed_to());
+        let opened = open_whole(&path, shared, create, &dead, record)?;
         let open = RwLock::new(Some(opened));
         Ok(Self {
             path,
             shared: shared.clone(),
             open,
-            replayed_to: replayed,
+            dead,
             compacted_before: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         })
@@ -71,13 +72,18 @@ impl Database {
         if let Some(closed) = open.take() {
             self.compacted_before.fetch_add(closed.compacted_bytes(), Ordering::Relaxed);
         }
-        *open = Some(open_whole(&self.path, &self.shared, false, &self.replayed_to, record)?);
+        *open = Some(open_whole(&self.path, &self.shared, false, &self.dead, record)?);
         Ok(())
     }
 
     /// A record with this `replay_from` is durable: tombstones at or below it are not needed any more.
     pub(super) fn set_replayed_to(&self, index: u64) {
-        self.replayed_to.set(index);
+        self.dead.set_replayed_to(index);
+    }
+
+    /// A record of which these are the floors is durable: rows below them are none.
+    pub(super) fn set_floors(&self, floors: &BTreeMap<u32, u64>) {
+        self.dead.set_floors(floors);
     }
 
     /// The folder is no longer the one that counts: remove it when the last user is gone.
@@ -115,11 +121,11 @@ impl Database {
         Ok(db.latest_sequence_number())
     }
 
-    /// Calls `found` with every row in order, of one table or of all, until it says to stop. `opened` is called once what is to
+    /// Calls `found` with every row in order, of one table from a key on or of all, until it says to stop. `opened` is called once what is to
     /// be seen is settled: runs that are taken in after it are not seen.
     pub(super) fn scan(
         &self,
-        table: Option<u32>,
+        table: Option<(u32, u64)>,
         opened: impl FnOnce(),
         mut found: impl FnMut(u32, u64, RowHeader, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
@@ -143,7 +149,7 @@ impl Database {
     /// Whether anything of a table is here.
     pub(super) fn has_rows(&self, table: u32) -> Result<bool, StoreError> {
         let db = self.db()?;
-        let mut rows = db.raw_iterator_opt(scan_options(Some(table)));
+        let mut rows = db.raw_iterator_opt(scan_options(Some((table, 0))));
         rows.seek_to_first();
         rows.status().map_err(self.error("read rows"))?;
         Ok(rows.valid())
@@ -231,15 +237,15 @@ impl Open {
 }
 
 /// For reading in order, once: past the cache, with readahead.
-fn scan_options(table: Option<u32>) -> ReadOptions {
+fn scan_options(table: Option<(u32, u64)>) -> ReadOptions {
     let mut options = ReadOptions::default();
     options.fill_cache(false);
     options.set_verify_checksums(true);
     options.set_readahead_size(1 << 20);
     options.set_total_order_seek(true);
-    if let Some(table) = table {
-        let (first, end) = DiskKey::table_range(table);
-        options.set_iterate_lower_bound(first);
+    if let Some((table, key)) = table {
+        let (_, end) = DiskKey::table_range(table);
+        options.set_iterate_lower_bound(DiskKey::Row { table, key }.to_bytes());
         options.set_iterate_upper_bound(end);
     }
     options
@@ -250,12 +256,12 @@ fn open_whole(
     path: &Path,
     shared: &RocksShared,
     create: bool,
-    replayed_to: &ReplayedTo,
+    dead: &Dead,
     record: &MetaRecord,
 ) -> Result<Open, StoreError> {
     // Opening makes another one.
     let current = std::fs::read_to_string(path.join("CURRENT")).unwrap_or_default();
-    let opened = open_folder(path, shared, create, replayed_to)?;
+    let opened = open_folder(path, shared, create, dead)?;
     // A MANIFEST that ends in the middle of a record is taken by RocksDB for what a crash leaves, and what stood behind is
     // forgotten without a word.
     let (found, expected) = (opened.db.latest_sequence_number(), record.sequence);
@@ -266,12 +272,7 @@ fn open_whole(
     Ok(opened)
 }
 
-fn open_folder(
-    path: &Path,
-    shared: &RocksShared,
-    create: bool,
-    replayed_to: &ReplayedTo,
-) -> Result<Open, StoreError> {
+fn open_folder(path: &Path, shared: &RocksShared, create: bool, dead: &Dead) -> Result<Open, StoreError> {
     if !create && !path.join("CURRENT").is_file() {
         return Err(StoreError::corrupt(
             path,
@@ -279,7 +280,7 @@ fn open_folder(
         ));
     }
     // By name, so that batched reads have a handle; it is the only family there is.
-    let options = shared.database(create, replayed_to);
+    let options = shared.database(create, dead);
     let db = DB::open_cf_with_opts(&options, path, [(FAMILY, options.clone())])
         .map_err(|error| StoreError::rocks(path, "open", &error))?;
     Ok(Open { db, options })

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version, 2
+//! u32  version, 2 or 3
 //! u32  crc32 of everything behind this field
 //! u64  length of the rest
 //! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version
@@ -19,6 +19,9 @@
 //! u32+ membership
 //! u32+ small state
 //! ```
+//!
+//! Version 3 is laid out as version 2. It says that the small state's own version, its first byte, is 3 or higher: a build that
+//! does not know that refuses the whole, and does not take the small state for damaged.
 //!
 //! Not here: when it is written (`store`, `install`).
 
@@ -34,8 +37,12 @@ use crate::disk::{Disk, read_whole, write_durably};
 use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
-const VERSION: u32 = 2;
-/// The version before: without a sequence.
+const VERSION: u32 = 3;
+/// With a small state that every build of this version reads.
+const VERSION_2: u32 = 2;
+/// The small state's version from which on it is not.
+const SMALL_STATE_FLOORS: u8 = 3;
+/// Without a sequence.
 const VERSION_1: u32 = 1;
 const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
 /// More than any small state; a longer file is not ours, and is not read into memory.
@@ -88,11 +95,13 @@ impl MetaRecord {
 
     fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(256 + self.state.membership.len() + self.state.small_state.len());
+        let is_new = self.state.small_state.first().is_some_and(|version| *version >= SMALL_STATE_FLOORS);
+        let version = if is_new { VERSION } else { VERSION_2 };
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         // Checksum and length, filled in at the end.
         bytes.extend_from_slice(&[0; 12]);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.sequence.to_le_bytes());
         bytes.extend_from_slice(&self.generation.to_le_bytes());
         bytes.extend_from_slice(&self.identity.node.to_le_bytes());
@@ -140,7 +149,7 @@ impl MetaRecord {
                 return damaged(format!("version {version} in front, {again} behind"));
             }
             // Whole, and still not ours: not damage.
-            if version != VERSION {
+            if version != VERSION && version != VERSION_2 {
                 return Err(Unfit::OtherVersion(version));
             }
         }
@@ -221,6 +230,8 @@ mod tests {
 
     /// Never change this file: stores in the field are read with it. A new layout gets a new version and a new file.
     const GOLDEN: &[u8] = include_bytes!("golden/meta-2.bin");
+    /// The same with a small state of version 3.
+    const GOLDEN_3: &[u8] = include_bytes!("golden/meta-3.bin");
     /// What builds before the sequence wrote.
     const GOLDEN_1: &[u8] = include_bytes!("golden/meta-1.bin");
 
@@ -228,22 +239,26 @@ mod tests {
     fn the_layout_stays_as_it_is() {
         assert_eq!(example().encode().as_deref(), Some(GOLDEN));
         assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
+        let mut newer = example();
+        newer.state.small_state = Bytes::from_static(&[3, 255, 1]);
+        assert_eq!(newer.encode().as_deref(), Some(GOLDEN_3));
+        assert_eq!(MetaRecord::decode(GOLDEN_3), Ok(newer));
         assert_eq!(MetaRecord::decode(GOLDEN_1), Ok(MetaRecord { sequence: 0, ..example() }));
     }
 
     #[test]
     fn another_version_is_no_damage() {
         let mut newer = GOLDEN.to_vec();
-        (newer[8], newer[HEAD_BYTES]) = (3, 3);
+        (newer[8], newer[HEAD_BYTES]) = (4, 4);
         let crc = crc32fast::hash(&newer[16..]);
         newer[12..16].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(3)));
+        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(4)));
         let directory = Path::new("/replica");
         let disk = SimDisk::new(1);
         disk.create_dir_all(directory).unwrap();
         disk.create(&directory.join("meta")).unwrap().write_all_at(&newer, 0).unwrap();
         let error = MetaRecord::read(&disk, directory).unwrap_err();
-        assert!(matches!(error, StoreError::OtherVersion { found: 3, known: 2, .. }), "{error}");
+        assert!(matches!(error, StoreError::OtherVersion { found: 4, known: 3, .. }), "{error}");
         assert!(!error.is_damage(), "an older build must not have it rebuilt");
     }
 
@@ -258,7 +273,7 @@ mod tests {
     #[test]
     fn damage_to_any_byte_is_noticed() {
         let is_damage = |bytes: &[u8]| matches!(MetaRecord::decode(bytes), Err(Unfit::Damaged(_)));
-        for golden in [GOLDEN, GOLDEN_1] {
+        for golden in [GOLDEN, GOLDEN_1, GOLDEN_3] {
             for at in 0..golden.len() {
                 for flip in [1, 2, 3, 0x80, 0xff] {
                     let mut bytes = golden.to_vec();
@@ -350,7 +365,7 @@ mod tests {
         ) {
             let found = frugal(bytes.len(), || MetaRecord::decode(&bytes));
             prop_assert_eq!(found.is_ok(), bytes == GOLDEN);
-            for version in [VERSION_1, VERSION] {
+            for version in [VERSION_1, VERSION_2, VERSION] {
                 let _ = frugal(body.len(), || MetaRecord::decode_body(version, Reader::new(&body)));
             }
         }

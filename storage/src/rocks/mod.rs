@@ -13,12 +13,12 @@
 //! Not here: rows in memory (`table`), the log (`log`), what the small state holds (the server).
 
 mod database;
+mod dead_rows;
 mod durable;
 mod error;
 mod folder;
 mod install;
 mod meta_record;
-mod old_tombstones;
 mod options;
 mod run;
 mod state;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Env, LogLevel, Options, WriteBufferManager};
 
+use super::dead_rows::{Dead, DeadRows};
 use super::error::StoreError;
-use super::old_tombstones::{OldTombstones, ReplayedTo};
 use crate::disk::{FatalHandler, stop_process};
 
 /// What an operator may set; one for all replicas of a node.
@@ -105,7 +105,7 @@ impl RocksShared {
         let run = Arc::new(Options::default());
         let mut shared =
             Self { options, env, cache, write_buffers, base, run, on_failed_sync: Arc::new(stop_process) };
-        let mut run = shared.database(false, &ReplayedTo::default());
+        let mut run = shared.database(false, &Dead::default());
         // A run is compacted soon, and floats hardly compress: no time for it where training competes for the processor.
         run.set_compression_type(DBCompressionType::None);
         shared.run = Arc::new(run);
@@ -144,10 +144,10 @@ impl RocksShared {
     }
 
     /// Options of one replica's database.
-    pub(super) fn database(&self, create: bool, replayed_to: &ReplayedTo) -> Options {
+    pub(super) fn database(&self, create: bool, dead: &Dead) -> Options {
         let mut options = self.base.clone();
         options.create_if_missing(create);
-        options.set_compaction_filter_factory(OldTombstones(replayed_to.clone()));
+        options.set_compaction_filter_factory(DeadRows(dead.clone()));
         // Counters only: they say what compaction writes.
         options.enable_statistics();
         options.set_statistics_level(StatsLevel::ExceptHistogramOrTimers);

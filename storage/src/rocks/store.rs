@@ -9,6 +9,7 @@
 //!
 //! Not here: what else a folder may hold (`folder`), what is dirty (`table`), when to flush (the server), installing a snapshot (`install`).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -146,6 +147,12 @@ impl ReplicaStore {
         })
     }
 
+    /// Rows of these tables with versions below what is named here are none, as of the record that the store has: compaction
+    /// may forget them. To be told after opening, installing and each commit.
+    pub fn set_floors(&self, floors: &BTreeMap<u32, u64>) {
+        self.database().set_floors(floors);
+    }
+
     /// How far the store reaches.
     #[must_use]
     pub fn state(&self) -> FlushedState {
@@ -178,6 +185,20 @@ impl ReplicaStore {
         self.database().scan(None, opened, found)
     }
 
+    /// As [`ReplicaStore::scan_rows`], for one table from a key on.
+    ///
+    /// # Errors
+    /// As [`ReplicaStore::scan_rows`].
+    pub fn scan_table(
+        &self,
+        (table, from_key): (u32, u64),
+        opened: impl FnOnce(),
+        mut found: impl FnMut(u64, RowHeader, &[f32]) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let found = |_, key, header, floats: &[f32]| found(key, header, floats);
+        self.database().scan(Some((table, from_key)), opened, found)
+    }
+
     /// As [`ReplicaStore::scan_rows`], to the end.
     ///
     /// # Errors
@@ -203,7 +224,7 @@ impl ReplicaStore {
             load(table, key, header, floats);
             ControlFlow::Continue(())
         };
-        self.database().scan(Some(table), || (), all)
+        self.database().scan(Some((table, 0)), || (), all)
     }
 
     /// Whether there is a row or tombstone of a table: one seek.

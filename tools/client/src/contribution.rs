@@ -210,12 +210,15 @@ impl Contribution {
             wait_ms: if publication.is_some() { WAIT_MS } else { 0 },
         };
         let call = GroupCall { operation: "end a step at", group, to: To::Leader, deadline };
-        let StepReply { applied, missing } = call
+        let StepReply { applied, missing, applied_index } = call
             .ask(inner, Request::Step(request), |reply| match reply {
                 Reply::Step(reply) => Ok(reply),
                 _ => Err("an answer to another question".into()),
             })
             .await?;
+        if applied {
+            inner.routing.acked.note(group, 0, applied_index);
+        }
         Ok((applied, missing.iter().filter_map(|place| bodies.get(*place as usize).cloned()).collect()))
     }
 

@@ -138,6 +138,7 @@ pub(crate) fn is_passing(kind: ErrorKind) -> bool {
             | ErrorKind::Exhausted
             | ErrorKind::OutOfOrder
             | ErrorKind::OtherRecovery
+            | ErrorKind::TooStale
             | ErrorKind::NotInitialized
     )
 }

@@ -59,7 +59,8 @@ impl GroupCall {
                 if !tried.contains(&address) {
                     tried.push(address.clone());
                 }
-                let reply = self.attempt(inner, &address, request.clone()).await;
+                let reply =
+                    self.attempt(inner, &address, request.clone(), inner.options.attempt_timeout).await;
                 let taken =
                     reply.and_then(|reply| take(reply).map_err(|what| passing(format!("{address}: {what}"))));
                 match taken {
@@ -93,9 +94,15 @@ impl GroupCall {
         }
     }
 
-    async fn attempt(&self, inner: &Inner, address: &str, request: Request) -> Result<Reply, ErrorDetail> {
-        let left: Duration =
-            self.deadline.saturating_duration_since(Instant::now()).min(inner.options.attempt_timeout);
+    /// One try at one node.
+    pub(crate) async fn attempt(
+        &self,
+        inner: &Inner,
+        address: &str,
+        request: Request,
+        within: Duration,
+    ) -> Result<Reply, ErrorDetail> {
+        let left = self.deadline.saturating_duration_since(Instant::now()).min(within);
         let exchanged = async {
             let pending = inner.channels.send(address, request).await;
             pending.await.unwrap_or_else(|_| Err(passing(format!("{address}: the connection broke"))))

@@ -13,11 +13,12 @@
 //!
 //! A push walks: `batch` (sum duplicates, split by shard, cut into messages) -> `push_lane` (one per group: numbers the
 //! messages, keeps the unacknowledged ones in order, sends them again to whoever leads) -> `node_channel` (one stream per
-//! node). A pull walks: `batch` -> `pull` (a request a shard and megabyte) -> `node_channel`. A push of a job that sums its
+//! node). A pull walks: `batch` -> `pull` (a request a shard and megabyte) -> `replica_call` (who may answer) -> `node_channel`. A push of a job that sums its
 //! steps: `batch` -> `contribution` (kept until the step is over) -> `node_channel`.
 //!
 //! Not here: the server. This crate knows the words of the wire (`evershard_proto`) and nothing else of ours.
 
+mod acked;
 mod admin;
 mod backoff;
 mod batch;
@@ -34,7 +35,9 @@ mod options;
 mod pull;
 mod push;
 mod push_lane;
+mod replica_call;
 mod routing_cache;
+mod scan;
 mod session;
 mod stats;
 mod table;
@@ -51,8 +54,9 @@ pub use evershard_proto::v1::{
 };
 pub use job::{Aggregation, DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;
-pub use pull::{PullInfo, PullOptions};
+pub use pull::{Absent, PullInfo, PullOptions};
 pub use push::{PushHandle, PushOptions, PushReceipt};
+pub use scan::{ScanOptions, ScanPiece, TableScan};
 pub use stats::StatsSnapshot;
 pub use table::Table;
 pub use worker::Worker;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a row of the output is written from one reply, whole.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::{BufMut, BytesMut};
@@ -14,16 +15,32 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use crate::Error;
 use crate::batch::{Batch, Part, get_row};
 use crate::client::{Client, Inner};
-use crate::group_call::{GroupCall, To};
+use crate::replica_call::{AskedTerms, ReadTerms, ReplicaCall};
+
+/// What a row that does not exist reads as.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Absent {
+    /// As the table's initialiser makes it: what its first push would begin with.
+    #[default]
+    Initial,
+    /// Zeros, whatever the initialiser.
+    Zeros,
+}
 
 /// How to pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PullOptions {
-    /// Who may answer.
+    /// Who may answer. [`Consistency::Any`] and [`Consistency::Bounded`] are asked of the followers in turn, and of the leader
+    /// when no follower answers.
     pub consistency: Consistency,
+    /// With [`Consistency::Bounded`]: what was acknowledged longer ago than this, in milliseconds, before the pull began is in
+    /// the rows, and so is everything that was acknowledged to this client.
+    pub max_staleness_ms: u32,
     /// Ask which ids exist.
     pub want_exists: bool,
-    /// With [`Consistency::Any`]: this node's replica answers.
+    /// What rows read as that do not exist.
+    pub absent: Absent,
+    /// With [`Consistency::Any`] or [`Consistency::Bounded`]: this node's replicas answer, and no others.
     pub node: Option<u64>,
 }
 
@@ -32,6 +49,8 @@ pub struct PullOptions {
 pub struct PullInfo {
     /// A byte an id, 1 when it was ever pushed and not removed; empty unless asked for.
     pub exists: Vec<u8>,
+    /// By group that was asked: the log index that all of its rows reflect, at least.
+    pub indexes: BTreeMap<u64, u64>,
 }
 
 /// Pulls `ids` into `out` (`ids.len() x dim`).
@@ -52,7 +71,10 @@ pub(crate) async fn pull(
         );
         return Err(Error::refused(ErrorKind::LengthMismatch, what));
     }
-    let mut info = PullInfo { exists: vec![0; if options.want_exists { ids.len() } else { 0 }] };
+    let terms = options.terms();
+    terms.check()?;
+    let exists = vec![0; if options.want_exists { ids.len() } else { 0 }];
+    let mut info = PullInfo { exists, indexes: BTreeMap::new() };
     if ids.is_empty() {
         return Ok(info);
     }
@@ -67,14 +89,22 @@ pub(crate) async fn pull(
             && let Some(part) = parts.next()
         {
             let request = lay_out(&batch, &part, table, options);
-            asked.push(async move { (ask(inner, request, options, dim, deadline).await, part) });
+            asked.push(async move { (ask(inner, request, terms, dim, deadline).await, part) });
         }
         let Some((reply, part)) = asked.next().await else { break };
         let reply = reply?;
+        let index = info.indexes.entry(part.group).or_insert(reply.index);
+        *index = reply.index.min(*index);
         for (at, distinct) in part.distinct.iter().enumerate() {
             let row = &reply.rows[at * dim * 4..(at + 1) * dim * 4];
+            let is_zeros = options.absent == Absent::Zeros && reply.exists[at] == 0;
             for place in batch.rows(*distinct) {
-                get_row(&mut out[place * dim..(place + 1) * dim], row);
+                let out = &mut out[place * dim..(place + 1) * dim];
+                if is_zeros {
+                    out.fill(0.0);
+                } else {
+                    get_row(out, row);
+                }
                 if options.want_exists {
                     info.exists[place] = reply.exists[at];
                 }
@@ -94,28 +124,36 @@ fn lay_out(batch: &Batch, part: &Part, table: u32, options: PullOptions) -> Pull
     PullRequest {
         group: part.group,
         table,
-        consistency: options.consistency as i32,
         keys: keys.freeze(),
-        want_exists: options.want_exists,
+        want_exists: options.want_exists || options.absent == Absent::Zeros,
+        // Who is asked makes a difference: `ask`.
+        ..Default::default()
+    }
+}
+
+impl PullOptions {
+    fn terms(&self) -> ReadTerms {
+        let PullOptions { consistency, max_staleness_ms, node, .. } = *self;
+        ReadTerms { consistency, max_staleness_ms, node, min_index: 0 }
     }
 }
 
 async fn ask(
     inner: &Inner,
     request: PullRequest,
-    options: PullOptions,
+    terms: ReadTerms,
     dim: usize,
     deadline: Instant,
 ) -> Result<PullReply, Error> {
-    let to = match options.node {
-        Some(node) => To::Address(address_of(inner, node)?),
-        None => To::Leader,
+    let (group, keys, want_exists) = (request.group, request.keys.len() / 8, request.want_exists);
+    let call = ReplicaCall { operation: "pull from", group, terms, deadline };
+    let under = |asked: AskedTerms| {
+        let AskedTerms { consistency, max_staleness_ms, min_index } = asked;
+        Request::Pull(PullRequest { consistency, max_staleness_ms, min_index, ..request.clone() })
     };
-    let (group, keys) = (request.group, request.keys.len() / 8);
-    let call = GroupCall { operation: "pull from", group, to, deadline };
-    call.ask(inner, Request::Pull(request), |reply| {
+    call.ask(inner, under, |reply| {
         let Reply::Pull(reply) = reply else { return Err("an answer to another question".into()) };
-        if reply.rows.len() != keys * dim * 4 || (options.want_exists && reply.exists.len() != keys) {
+        if reply.rows.len() != keys * dim * 4 || (want_exists && reply.exists.len() != keys) {
             return Err(format!("{} bytes of rows for {keys} keys", reply.rows.len()));
         }
         if reply.rows_crc32 != crc32fast::hash(&reply.rows) {
@@ -124,11 +162,4 @@ async fn ask(
         Ok(reply)
     })
     .await
-}
-
-fn address_of(inner: &Inner, node: u64) -> Result<String, Error> {
-    let routing = inner.routing.known();
-    let address =
-        routing.and_then(|t| t.routing.nodes.iter().find(|n| n.id == node).map(|n| n.address.clone()));
-    address.ok_or_else(|| Error::invalid(format!("there is no node {node}")))
 }

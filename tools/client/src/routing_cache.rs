@@ -23,6 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 
 use crate::Error;
+use crate::acked::AckedIndexes;
 use crate::backoff::Backoff;
 use crate::error::detail_of;
 use crate::node_channel::{NodeChannels, passing};
@@ -35,6 +36,9 @@ const HEAD_START: Duration = Duration::from_millis(50);
 
 /// A node that failed or refused as a leader is doubted this long: about what an election takes, and then some.
 const DOUBT: Duration = Duration::from_secs(3);
+
+/// A follower that did not answer a read is not asked this long.
+const AVOID: Duration = Duration::from_secs(1);
 
 /// A shard, for sending to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +97,10 @@ pub(crate) struct RoutingCache {
     /// Who last proved not to lead a group, and when.
     doubted: Mutex<HashMap<u64, (String, Instant)>>,
     turn: Mutex<HashMap<u64, usize>>,
+    /// Followers that did not answer a read, by group and address, and when that was.
+    avoided: Mutex<HashMap<(u64, String), Instant>>,
+    /// What bounded reads must show at least.
+    pub(crate) acked: AckedIndexes,
     round: Mutex<Option<Round>>,
     admin: Mutex<HashMap<String, tonic::transport::Channel>>,
 }
@@ -106,6 +114,8 @@ impl RoutingCache {
             leaders: Mutex::default(),
             doubted: Mutex::default(),
             turn: Mutex::default(),
+            avoided: Mutex::default(),
+            acked: AckedIndexes::default(),
             round: Mutex::default(),
             admin: Mutex::default(),
         }
@@ -240,6 +250,7 @@ impl RoutingCache {
         tracing::warn!(epoch, "the cluster went through an unsafe recovery");
         self.leaders.lock().clear();
         self.doubted.lock().clear();
+        self.acked.forget();
     }
 
     fn addresses_by_trust(&self) -> Vec<String> {
@@ -340,6 +351,41 @@ impl RoutingCache {
         shard.replicas.get(*turn % shard.replicas.len().max(1)).map(|(_, address)| address.clone())
     }
 
+    /// Whom to ask what a follower may answer, one after the other: another one first each time.
+    pub(crate) fn followers(&self, group: u64) -> Vec<String> {
+        let Some(table) = self.known() else { return Vec::new() };
+        let Some(shard) = table.shards.iter().find(|s| s.group == group) else { return Vec::new() };
+        let leader = self.leaders.lock().get(&group).cloned();
+        let mut avoided = self.avoided.lock();
+        avoided.retain(|_, since| since.elapsed() < AVOID);
+        let mut followers: Vec<String> = shard
+            .replicas
+            .iter()
+            .map(|(_, address)| address)
+            .filter(|address| Some(*address) != leader.as_ref())
+            .filter(|address| !avoided.contains_key(&(group, (*address).clone())))
+            .cloned()
+            .collect();
+        if !followers.is_empty() {
+            let mut turns = self.turn.lock();
+            let turn = turns.entry(group).or_insert(0);
+            *turn = turn.wrapping_add(1);
+            let first = *turn % followers.len();
+            followers.rotate_left(first);
+        }
+        followers
+    }
+
+    /// A follower did not answer a read.
+    pub(crate) fn avoid(&self, group: u64, address: &str) {
+        self.avoided.lock().insert((group, address.to_owned()), Instant::now());
+    }
+
+    /// Where a node is.
+    pub(crate) fn address_of(&self, node: u64) -> Option<String> {
+        self.known()?.routing.nodes.iter().find(|n| n.id == node).map(|n| n.address.clone())
+    }
+
     /// What an answer said of the leader. `None`: the one at `wrong` is it not.
     pub(crate) fn hint(&self, group: u64, wrong: &str, leader: Option<&str>) {
         let mut leaders = self.leaders.lock();
@@ -415,6 +461,23 @@ mod tests {
         // Another node may name it: it may lead again.
         cache.adopt(says(1), two).expect("covers all");
         assert_eq!(cache.leader(1).as_deref(), Some(one));
+    }
+
+    #[test]
+    fn followers_take_turns_and_one_that_failed_is_left_alone() {
+        let channels = NodeChannels::new(ASK_TIMEOUT, TaskTracker::new(), CancellationToken::new());
+        let cache = RoutingCache::new(vec!["http://n:1".into()], channels);
+        let (one, two) = ("http://n:1", "http://n:2");
+        cache.adopt(says(1), one).expect("covers all");
+        assert_eq!(cache.followers(1), [two], "not the leader");
+        cache.avoid(1, two);
+        assert_eq!(cache.followers(1), Vec::<String>::new());
+        assert_eq!(cache.followers(2), Vec::<String>::new(), "no such group");
+        cache.hint(1, one, None);
+        assert_eq!(cache.followers(1), [one], "nobody is known to lead");
+        cache.avoided.lock().clear();
+        let first: Vec<String> = (0..2).map(|_| cache.followers(1)[0].clone()).collect();
+        assert!(first.contains(&one.to_owned()) && first.contains(&two.to_owned()), "{first:?}");
     }
 
     #[test]

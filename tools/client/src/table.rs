@@ -10,6 +10,7 @@ use crate::client::{Client, Inner};
 use crate::non_finite::Found;
 use crate::pull::{self, PullInfo, PullOptions};
 use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
+use crate::scan::{self, ScanOptions, TableScan};
 
 /// A table of a cluster; cheap to clone.
 #[derive(Debug, Clone)]
@@ -123,6 +124,21 @@ impl Table {
         pull::pull(&self.inner, self.number, self.dim(), ids, options, out).await
     }
 
+    /// Begins to read the whole table, in pieces of bounded size, in no particular order: the rows that exist. While pushes go
+    /// on the pieces are of different moments, each whole in itself.
+    #[must_use]
+    pub fn scan(&self, options: ScanOptions) -> TableScan {
+        TableScan::new(self.inner.clone(), self.number, self.dim(), options)
+    }
+
+    /// How many rows exist: pushed or assigned, and not removed.
+    ///
+    /// # Errors
+    /// As [`Table::pull`]; [`Error::Unavailable`] when a replica that was just started has not counted within the deadline.
+    pub async fn size(&self, options: ScanOptions) -> Result<u64, Error> {
+        scan::size(&self.inner, self.number, options).await
+    }
+
     /// Pushes gradients (`ids.len() x dim`); returns when a quorum has them and they are applied, each exactly once.
     ///
     /// # Errors
@@ -189,6 +205,16 @@ impl Table {
         self.begin(Operation::Remove, ids, &[], PushOptions::default()).await?.wait().await
     }
 
+    /// Removes all rows, on each shard at once: pulled again, they are as the initialiser makes them. Exactly once, and in order
+    /// with this client's pushes: those begun before it are cleared, those begun after it stay. Other clients' pushes that
+    /// are under way meanwhile come before it on some shards, and after it on others.
+    ///
+    /// # Errors
+    /// As [`Table::push`]; a [`Error::PartialPush`] names no ids, and its retry clears the shards that have not answered.
+    pub async fn clear(&self) -> Result<PushReceipt, Error> {
+        push::clear(&self.inner, self.number).await?.wait().await
+    }
+
     /// Pulls the rows, then pushes to them: the rows are those before the push.
     ///
     /// # Errors
@@ -228,7 +254,7 @@ impl Table {
         let non_finite = self.definition.non_finite();
         let encoding = match operation {
             Operation::Gradient => options.encoding.unwrap_or(self.encoding),
-            Operation::Set | Operation::Add | Operation::Remove => Encoding::F32,
+            Operation::Set | Operation::Add | Operation::Remove | Operation::Clear => Encoding::F32,
         };
         let (name, dim) = (self.name(), self.dim());
         Content { table: self.number, name, dim, operation, encoding, ids, values, non_finite }

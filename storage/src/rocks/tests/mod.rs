@@ -137,6 +137,38 @@ fn many_runs_of_many_files_stay_right_through_compaction() {
 }
 
 #[test]
+fn rows_below_their_tables_floor_are_forgotten_by_compaction() {
+    let (folder, mut options) = (TempDir::new().unwrap(), RocksOptions::default());
+    options.run_file_bytes_max = 16 << 10;
+    options.file_bytes = 32 << 10;
+    let shared = RocksShared::new(options).unwrap();
+    let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();
+    store.set_floors(&[(1, 10), (3, 5)].into());
+    for version in 1..=40 {
+        let mut run = store.begin_run().unwrap();
+        for table in [1, 2] {
+            // The same keys again and again at the end, so that files are compacted.
+            for key in (0..2000_u64).filter(|key| version > 20 || key % 20 == version) {
+                run.put(table, key, header(version), &[version as f32; 16]).unwrap();
+            }
+            run.put(table, 5000 + version, header(version), &[0.0; 16]).unwrap();
+        }
+        store.commit(run, version, state(version)).unwrap();
+    }
+    let lone = |table| rows(&store).into_iter().filter(move |row| row.0 == table && row.1 > 5000);
+    // Compaction runs when it likes; what is not below a floor stays.
+    assert_eq!(lone(2).count(), 40);
+    assert!(lone(1).filter(|row| row.2.version >= 10).count() == 31);
+    for _ in 0..500 {
+        if lone(1).all(|row| row.2.version >= 10) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("still there: {:?}", lone(1).map(|row| row.2.version).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_dropped_table_goes_and_its_rows_of_the_same_run_stay() {
     let (folder, shared) = (TempDir::new().unwrap(), shared());
     let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();

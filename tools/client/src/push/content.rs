@@ -31,7 +31,7 @@ impl Content<'_> {
     }
 
     fn check(&self, found: &mut Found) -> Result<(), Error> {
-        let expected = if self.operation == Operation::Remove { 0 } else { self.ids.len() * self.dim };
+        let expected = if self.operation.has_values() { self.ids.len() * self.dim } else { 0 };
         if self.values.len() == expected {
             return self.check_finite(found);
         }

@@ -44,11 +44,21 @@ pub struct PushHandle {
     applied: Vec<u64>,
     refused: Vec<u64>,
     lost: Vec<u64>,
+    /// Messages that were settled, by outcome: one that clears a table has no ids.
+    settled: Settlements,
     first_refusal: Option<Refusal>,
     /// Why the first of the others is not applied.
     first_cause: Option<String>,
     pub(super) receipt: PushReceipt,
     since: Instant,
+}
+
+/// Messages by what became of them.
+#[derive(Debug, Clone, Copy, Default)]
+struct Settlements {
+    applied: usize,
+    refused: usize,
+    lost: usize,
 }
 
 impl PushHandle {
@@ -59,6 +69,7 @@ impl PushHandle {
             applied: Vec::new(),
             refused: Vec::new(),
             lost: Vec::new(),
+            settled: Settlements::default(),
             first_refusal: None,
             first_cause: None,
             receipt: PushReceipt::default(),
@@ -93,7 +104,7 @@ impl PushHandle {
     /// Gets everything under way that is not: first what has numbers, then what has none.
     async fn resume(&mut self) -> Result<Vec<(u64, Vec<u64>, oneshot::Receiver<Settled>)>, Error> {
         let deadline = Client::deadline(&self.inner);
-        if self.lost.is_empty() {
+        if self.settled.lost == 0 {
             // What an earlier wait complained of is about to be tried again.
             self.first_cause = None;
         }
@@ -115,13 +126,18 @@ impl PushHandle {
 
     fn take_in(&mut self, group: u64, ids: Vec<u64>, settled: Settled) {
         match settled {
-            Settled::Applied => self.applied.extend(ids),
+            Settled::Applied => {
+                self.settled.applied += 1;
+                self.applied.extend(ids);
+            }
             Settled::Refused(refusal) => {
+                self.settled.refused += 1;
                 self.refused.extend(ids);
                 self.first_refusal.get_or_insert(refusal);
             }
             Settled::Expired(why) => {
                 self.first_cause.get_or_insert(why);
+                self.settled.lost += 1;
                 self.lost.extend(ids);
             }
             Settled::Unsent(unsent) => {
@@ -136,7 +152,8 @@ impl PushHandle {
     }
 
     fn conclude(self) -> Result<PushReceipt, Error> {
-        if self.parts.is_empty() && self.refused.is_empty() && self.lost.is_empty() {
+        let Settlements { applied, refused, lost } = self.settled;
+        if self.parts.is_empty() && refused == 0 && lost == 0 {
             self.inner.stats.answered(self.since);
             return Ok(self.receipt);
         }
@@ -146,13 +163,14 @@ impl PushHandle {
         let unsent = ids_where(|state| matches!(state, State::Unsent(_)));
         let parked = ids_where(|state| !matches!(state, State::Unsent(_)));
         let cause = self.first_cause.clone();
-        if self.applied.is_empty() && self.lost.is_empty() && parked.is_empty() {
-            if unsent.is_empty()
+        let is_parked = self.parts.iter().any(|part| !matches!(part.state, State::Unsent(_)));
+        if applied == 0 && lost == 0 && !is_parked {
+            if self.parts.is_empty()
                 && let Some(refusal) = self.first_refusal
             {
                 return Err(Error::Refused(refusal));
             }
-            if self.refused.is_empty() {
+            if refused == 0 {
                 return Err(Error::Unavailable {
                     operation: "push".into(),
                     tried: self.inner.routing.addresses(),

@@ -105,6 +105,23 @@ async fn check_and_pack(
     }
 }
 
+/// Begins to clear a table: a message to every shard.
+pub(crate) async fn clear(inner: &Arc<Inner>, table: u32) -> Result<PushHandle, Error> {
+    let deadline = Client::deadline(inner);
+    let routing = inner.routing.table(deadline).await?;
+    let mut handle = PushHandle::new(inner.clone());
+    handle.receipt = PushReceipt { messages: routing.shards.len(), rows: 0 };
+    inner.residuals.lock().forget_table(table);
+    for shard in &routing.shards {
+        let mut builder = PushBodyBuilder::new(0);
+        builder.clear(table);
+        let content = MessageContent { builder, clock: 0, rows: 0 };
+        let settles = submit(inner, shard.group, content, deadline).await?;
+        handle.add(shard.group, Vec::new(), settles);
+    }
+    Ok(handle)
+}
+
 /// Packs a push for a step that is summed: a message and its group each, in the order to send them.
 ///
 /// # Errors

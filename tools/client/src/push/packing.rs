@@ -61,7 +61,7 @@ pub(super) fn pack(
     let mut rows = 0;
     for content in contents.iter().filter(|c| !c.ids.is_empty()) {
         let row_bytes =
-            if content.operation == Operation::Remove { 0 } else { content.encoding.row_bytes(content.dim) };
+            if content.operation.has_values() { content.encoding.row_bytes(content.dim) } else { 0 };
         let batch = Batch::new(content.table, content.ids);
         rows += batch.len();
         let room = PUSH_BODY_BYTES_MAX - HEADER_BYTES - SECTION_BYTES;
@@ -101,7 +101,7 @@ fn fill(
     let content = encoder.content;
     let (dim, encoding) = (content.dim, content.encoding);
     let payload = builder.section(content.table, content.operation, encoding, dim as u32, lr, &keys);
-    if content.operation == Operation::Remove {
+    if !content.operation.has_values() {
         return Ok(());
     }
     if encoding == Encoding::F32 {

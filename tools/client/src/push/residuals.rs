@@ -56,6 +56,19 @@ impl Residuals {
         }
         self.old.remove(&(table, id));
     }
+
+    /// All of a table's.
+    pub(super) fn forget_table(&mut self, table: u32) {
+        self.old.retain(|(of, _), _| *of != table);
+        let young_bytes = &mut self.young_bytes;
+        self.young.retain(|(of, _), values| {
+            let stays = *of != table;
+            if !stays {
+                *young_bytes -= ENTRY_BYTES + size_of_val(&**values);
+            }
+            stays
+        });
+    }
 }
 
 #[cfg(test)]
@@ -73,6 +86,9 @@ mod tests {
         }
         assert_eq!(residuals.get(1, 5), None);
         assert_eq!(residuals.get(2, 0), None);
+        residuals.put(2, 9, Box::new([1.0, 1.0]));
+        residuals.forget_table(2);
+        assert_eq!((residuals.get(2, 9), residuals.get(1, 0).is_some()), (None, true));
         residuals.forget(1, 0);
         assert_eq!(residuals.get(1, 0), None);
     }

@@ -189,8 +189,9 @@ impl Lane {
         let Some(at) = self.unacked.iter().position(|m| m.seq == attempt.seq) else { return };
         let detail = match attempt.result {
             // Whichever body it answers: an empty one is answered so only when the content was applied before.
-            Ok(Reply::Push(_)) => {
+            Ok(Reply::Push(reply)) => {
                 self.backoff.reset();
+                self.context.routing.acked.note(self.group, reply.index, reply.applied_index);
                 self.context.stats.acked(self.unacked[at].rows);
                 return self.settle_at(at, Settled::Applied);
             }

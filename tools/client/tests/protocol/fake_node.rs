@@ -88,7 +88,7 @@ pub(crate) struct Push {
 impl Push {
     /// It is applied, at `index`; 0: it was before.
     pub(crate) fn apply(self, index: u64) {
-        self.answer(Reply::Push(PushReply { index }));
+        self.answer(Reply::Push(PushReply { index, ..Default::default() }));
     }
 
     pub(crate) fn fail(self, kind: ErrorKind) {
