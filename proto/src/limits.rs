@@ -20,6 +20,8 @@ pub const PUSH_TABLES_MAX: usize = 256;
 pub const TABLES_MAX: usize = 4096;
 /// Bytes of a table's name.
 pub const TABLE_NAME_BYTES_MAX: usize = 128;
+/// Rows in one entry that evicts.
+pub const EVICTED_ROWS_MAX: usize = 4096;
 /// Shards in a cluster.
 pub const SHARDS_MAX: u32 = 4096;
 /// Jobs in a cluster.

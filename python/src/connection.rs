@@ -62,7 +62,7 @@ impl Connection {
         }
     }
 
-    #[pyo3(signature = (name, dim, optimizer, initializer))]
+    #[pyo3(signature = (name, dim, optimizer, initializer, rules))]
     fn create_table(
         &self,
         py: Python<'_>,
@@ -70,10 +70,17 @@ impl Connection {
         dim: i64,
         optimizer: Option<Kind>,
         initializer: Option<Kind>,
+        rules: (Option<Kind>, Option<Kind>),
     ) -> PyResult<TableHandle> {
         let dim = u32::try_from(dim)
             .map_err(|_| InvalidArgument::new_err(format!("table {name:?}: dim cannot be {dim}")))?;
-        let definition = definitions::sparse(name, dim, optimizer.as_ref(), initializer.as_ref())?;
+        let definition = definitions::sparse(
+            name,
+            dim,
+            optimizer.as_ref(),
+            initializer.as_ref(),
+            (rules.0.as_ref(), rules.1.as_ref()),
+        )?;
         let client = self.client.get()?;
         self.run(py, client.create_table(definition)).map(TableHandle::new)
     }

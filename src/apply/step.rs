@@ -62,6 +62,7 @@ pub(super) fn apply(
         };
         change_section(target, scratch, &section, (schema, policy), step)?;
     }
+    target.note_clock(&schemas, body.sections().map(|section| section.table), step);
     target.small.lock().small.steps.record(job, step, part, of, target.index);
     Ok(CommandOutcome::Done)
 }

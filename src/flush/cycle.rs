@@ -29,6 +29,7 @@ struct Noted {
     position: LogPosition,
     membership: Bytes,
     small_state: Bytes,
+    has_row_rules: bool,
     tables: Vec<u32>,
     /// Dropped tables whose rows may be on disk.
     unsettled: Vec<u32>,
@@ -89,6 +90,7 @@ fn note(machine: &ShardMachine, debts: &Debts) -> Option<Noted> {
         position,
         membership: state.membership.clone(),
         small_state: state.small.encode(),
+        has_row_rules: state.small.has_row_rules(),
         tables,
         // A scan that has not opened the store yet may need the rows of a table that was dropped since it began.
         unsettled: if set.scans_need_the_store() { Vec::new() } else { debts.unsettled(&state.small) },
@@ -132,6 +134,7 @@ impl Cycle<'_> {
             complete_at,
             membership: self.noted.membership.clone(),
             small_state: self.noted.small_state.clone(),
+            has_row_rules: self.noted.has_row_rules,
         };
         store.commit(run, complete_at, replay).map_err(|error| self.store_error(error))?;
         Ok(report)

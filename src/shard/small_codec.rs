@@ -2,15 +2,17 @@
 //! checksum is that of the record around it.
 //!
 //! ```text
-//! version u8 = 1 or 2 | clock_ms u64
+//! version u8 = 1, 2 or 3 | clock_ms u64
 //! sessions:  floor u64 | live: count u32, number u64 each, ascending
 //!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
 //! schemas:   count u32, each: length u32 | TableDescription (protobuf)
 //! dropped:   count u32, each: number u32 | index u64
-//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (version 2 alone)
+//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (from version 2 on)
+//! clocks:    count u32, each: table u32 | clock u64 (version 3)
 //! ```
 //!
-//! A state without steps and changed definitions is of version 1, as builds wrote it that knew none. All little-endian; everything in ascending order
+//! A state without steps and changed definitions is of version 1, as builds wrote it that knew none, and one without tables that
+//! admit or evict rows of version 2 at most. All little-endian; everything in ascending order
 //! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
@@ -27,6 +29,8 @@ use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, Tabl
 const VERSION: u8 = 1;
 /// With steps, or with definitions that were changed.
 const VERSION_STEPS: u8 = 2;
+/// With tables that admit or evict rows.
+const VERSION_ROW_RULES: u8 = 3;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,8 +48,8 @@ impl SmallState {
     pub fn encode(&self) -> Bytes {
         let sessions = self.sessions.sorted();
         let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
-        let is_new = self.needs_version_2();
-        bytes.put_u8(if is_new { VERSION_STEPS } else { VERSION });
+        let version = self.version();
+        bytes.put_u8(version);
         bytes.put_u64_le(self.clock_ms);
         bytes.put_u64_le(self.sessions.floor());
         bytes.put_u32_le(self.sessions.live().len() as u32);
@@ -78,7 +82,7 @@ impl SmallState {
             bytes.put_u32_le(*number);
             bytes.put_u64_le(*index);
         }
-        if is_new {
+        if version >= VERSION_STEPS {
             bytes.put_u32_le(self.steps.iter().len() as u32);
             for (job, progress) in self.steps.iter() {
                 bytes.put_u64_le(job);
@@ -88,12 +92,26 @@ impl SmallState {
                 bytes.put_u64_le(progress.index);
             }
         }
+        if version >= VERSION_ROW_RULES {
+            bytes.put_u32_le(self.clocks.len() as u32);
+            for (table, clock) in &self.clocks {
+                bytes.put_u32_le(*table);
+                bytes.put_u64_le(*clock);
+            }
+        }
         bytes.freeze()
     }
 
-    /// Whether there is something that builds of version 1 would lose: steps, or the version of a definition that was changed.
-    fn needs_version_2(&self) -> bool {
-        !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0)
+    /// The lowest version whose builds lose nothing of it. Of version 1 they would lose steps, and the version of a definition
+    /// that was changed; of version 2 the rules of a table for its rows.
+    fn version(&self) -> u8 {
+        if self.has_row_rules() || !self.clocks.is_empty() {
+            VERSION_ROW_RULES
+        } else if !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0) {
+            VERSION_STEPS
+        } else {
+            VERSION
+        }
     }
 
     /// Reads what [`SmallState::encode`] laid out. Takes no memory by a declared length.
@@ -106,7 +124,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if !matches!(version, VERSION | VERSION_STEPS) {
+        if !(VERSION..=VERSION_ROW_RULES).contains(&version) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -120,13 +138,20 @@ impl SmallState {
         for _ in 0..reader.u32()? {
             dropped.insert(reader.u32()?, reader.u64()?);
         }
-        let steps = if version == VERSION_STEPS { reader.steps()? } else { StepTable::default() };
+        let steps = if version >= VERSION_STEPS { reader.steps()? } else { StepTable::default() };
+        let mut clocks = BTreeMap::new();
+        if version >= VERSION_ROW_RULES {
+            for _ in 0..reader.u32()? {
+                clocks.insert(reader.u32()?, reader.u64()?);
+            }
+        }
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
-        let state = SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps };
-        if version != VERSION && !state.needs_version_2() {
-            return Err(reader.error("version 2 of a state that version 1 holds"));
+        let state = SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps, clocks };
+        if version != state.version() {
+            let lowest = state.version();
+            return Err(reader.error(format!("version {version} of a state that is of version {lowest}")));
         }
         Ok(state)
     }
@@ -250,7 +275,7 @@ mod tests {
             VERSION_STEPS,
             "builds that know no versions of definitions must not read it"
         );
-        for state in [sample(), sample_with_steps(), changed, SmallState::default()] {
+        for state in [sample(), sample_with_steps(), sample_with_rules(), changed, SmallState::default()] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));
@@ -276,10 +301,28 @@ mod tests {
         longer.push(0);
         assert!(SmallState::decode(&longer).is_err());
         let mut newer = bytes.to_vec();
-        newer[0] = 3;
+        newer[0] = 4;
         assert!(
             SmallState::decode(&newer).expect_err("another version").to_string().contains("another build")
         );
+    }
+
+    fn sample_with_rules() -> SmallState {
+        let mut state = sample_with_steps();
+        let eviction = Some(v1::Eviction { steps_to_live: 5, ..Default::default() });
+        let admission = Some(v1::Admission { filter_freq: 3, admit_probability: 0.5, seed: 8 });
+        let name = "users".to_owned();
+        let definition = v1::TableDefinition { name, dim: 2, admission, eviction, ..Default::default() };
+        let schema = TableSchema::new(10, &definition).expect("valid");
+        Arc::make_mut(&mut state.schemas).insert(10, Arc::new(schema));
+        state.clocks.insert(10, 99);
+        state
+    }
+
+    #[test]
+    fn version_3_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-3.bin", &sample_with_rules().encode());
+        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_rules()));
     }
 
     #[test]
@@ -299,6 +342,7 @@ mod tests {
         fn fuzz_small_state(bytes in bytes_or_damaged(prop_oneof![
             Just(sample().encode().to_vec()),
             Just(sample_with_steps().encode().to_vec()),
+            Just(sample_with_rules().encode().to_vec()),
         ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.

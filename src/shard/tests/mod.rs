@@ -7,5 +7,6 @@ mod crash;
 mod harness;
 mod hot;
 mod reference;
+mod rules;
 mod script;
 mod scrub;

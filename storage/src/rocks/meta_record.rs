@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version, 2
+//! u32  version: 3 when a table admits or evicts rows, so that there may be counting records and notes; else 2
 //! u32  crc32 of everything behind this field
 //! u64  length of the rest
 //! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version
@@ -36,6 +36,8 @@ use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
 const VERSION: u32 = 2;
+/// Laid out as version 2. Builds that know no rules for rows must refuse the store.
+const VERSION_ROW_RULES: u32 = 3;
 /// The version before: without a sequence.
 const VERSION_1: u32 = 1;
 const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
@@ -84,17 +86,18 @@ impl MetaRecord {
         };
         Self::decode(&bytes).map(Some).map_err(|unfit| match unfit {
             Unfit::Damaged(what) => StoreError::corrupt(&path, what),
-            Unfit::OtherVersion(found) => StoreError::OtherVersion { path, found, known: VERSION },
+            Unfit::OtherVersion(found) => StoreError::OtherVersion { path, found, known: VERSION_ROW_RULES },
         })
     }
 
     fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(256 + self.state.membership.len() + self.state.small_state.len());
+        let version = if self.state.has_row_rules { VERSION_ROW_RULES } else { VERSION };
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         // Checksum and length, filled in at the end.
         bytes.extend_from_slice(&[0; 12]);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.sequence.to_le_bytes());
         bytes.extend_from_slice(&self.generation.to_le_bytes());
         bytes.extend_from_slice(&self.identity.node.to_le_bytes());
@@ -142,7 +145,7 @@ impl MetaRecord {
                 return damaged(format!("version {version} in front, {again} behind"));
             }
             // Whole, and still not ours: not damage.
-            if version != VERSION {
+            if !matches!(version, VERSION | VERSION_ROW_RULES) {
                 return Err(Unfit::OtherVersion(version));
             }
         }
@@ -182,6 +185,7 @@ impl MetaRecord {
                 complete_at,
                 membership,
                 small_state,
+                has_row_rules: version == VERSION_ROW_RULES,
             },
         })
     }
@@ -195,6 +199,7 @@ fn put_block(bytes: &mut Vec<u8>, block: &[u8]) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use evershard_formats::golden::golden;
     use evershard_formats::{bytes_or_damaged, damaged, frugal};
     use proptest::prelude::*;
 
@@ -217,6 +222,7 @@ mod tests {
                 complete_at: 11,
                 membership: Bytes::from_static(b"members"),
                 small_state: Bytes::from_static(&[0, 255, 1]),
+                has_row_rules: false,
             },
         }
     }
@@ -231,21 +237,26 @@ mod tests {
         assert_eq!(example().encode().as_deref(), Some(GOLDEN));
         assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
         assert_eq!(MetaRecord::decode(GOLDEN_1), Ok(MetaRecord { sequence: 0, ..example() }));
+        let mut with_rules = example();
+        with_rules.state.has_row_rules = true;
+        let bytes = with_rules.encode().unwrap();
+        let bytes = golden(&format!("{}/src/rocks", env!("CARGO_MANIFEST_DIR")), "meta-3.bin", &bytes);
+        assert_eq!(MetaRecord::decode(&bytes), Ok(with_rules));
     }
 
     #[test]
     fn another_version_is_no_damage() {
         let mut newer = GOLDEN.to_vec();
-        (newer[8], newer[HEAD_BYTES]) = (3, 3);
+        (newer[8], newer[HEAD_BYTES]) = (4, 4);
         let crc = crc32fast::hash(&newer[16..]);
         newer[12..16].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(3)));
+        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(4)));
         let directory = Path::new("/replica");
         let disk = SimDisk::new(1);
         disk.create_dir_all(directory).unwrap();
         disk.create(&directory.join("meta")).unwrap().write_all_at(&newer, 0).unwrap();
         let error = MetaRecord::read(&disk, directory).unwrap_err();
-        assert!(matches!(error, StoreError::OtherVersion { found: 3, known: 2, .. }), "{error}");
+        assert!(matches!(error, StoreError::OtherVersion { found: 4, known: 3, .. }), "{error}");
         assert!(!error.is_damage(), "an older build must not have it rebuilt");
     }
 
@@ -328,7 +339,7 @@ mod tests {
         #[test]
         fn records_round_trip(
             cluster: String, node: u64, group: u64, shard: u32, replica: u64, generation: u64, sequence: u64, complete_at: u64,
-            position: Option<(u64, u64, u64)>, membership: Vec<u8>, small_state: Vec<u8>,
+            position: Option<(u64, u64, u64)>, membership: Vec<u8>, small_state: Vec<u8>, has_row_rules: bool,
         ) {
             let record = MetaRecord {
                 identity: ReplicaIdentity { cluster, node, group, shard, replica },
@@ -339,6 +350,7 @@ mod tests {
                     complete_at,
                     membership: membership.into(),
                     small_state: small_state.into(),
+                    has_row_rules,
                 },
             };
             let bytes = record.encode().unwrap();

@@ -81,6 +81,8 @@ pub struct FlushedState {
     pub membership: Bytes,
     /// Sessions, schemas and the like as of `replay_from`; encoded by the server.
     pub small_state: Bytes,
+    /// Some table admits or evicts rows: there may be counting records and notes, which builds before took for damage.
+    pub has_row_rules: bool,
 }
 
 impl FlushedState {

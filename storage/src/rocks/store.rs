@@ -190,20 +190,16 @@ impl ReplicaStore {
         self.database().scan(None, || (), all)
     }
 
-    /// As [`ReplicaStore::load_rows`], for one table.
+    /// As [`ReplicaStore::scan_rows`], for one table.
     ///
     /// # Errors
     /// As [`ReplicaStore::scan_rows`].
-    pub fn load_table(
+    pub fn scan_table(
         &self,
         table: u32,
-        mut load: impl FnMut(u32, u64, RowHeader, &[f32]),
+        found: impl FnMut(u32, u64, RowHeader, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        let all = |table, key, header, floats: &[f32]| {
-            load(table, key, header, floats);
-            ControlFlow::Continue(())
-        };
-        self.database().scan(Some(table), || (), all)
+        self.database().scan(Some(table), || (), found)
     }
 
     /// Whether there is a row or tombstone of a table: one seek.

@@ -35,6 +35,7 @@ fn state(index: u64) -> FlushedState {
         complete_at: index,
         membership: Bytes::from(format!("members {index}")),
         small_state: Bytes::from(format!("state {index}")),
+        has_row_rules: false,
     }
 }
 
