@@ -160,7 +160,7 @@ async fn occurrences_are_added_up_over_the_workers_of_a_step() {
     };
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let table = trainer.create(filtered("items", 4)).await;
-    let job = trainer.client.job("ml", options.clone()).await.unwrap();
+    let job = trainer.client.job("ml", options).await.unwrap();
     let other = Trainer::connect(&cluster.endpoints()).await;
     let other_job = other.client.job("ml", options).await.unwrap();
     let (mut first, mut second) = (job.worker(0).await.unwrap(), other_job.worker(1).await.unwrap());

@@ -19,7 +19,7 @@ import numpy as np
 
 from evershard import _evershard
 from evershard.arrays import as_ids
-from evershard.definitions import Initializer, Optimizer
+from evershard.definitions import Admission, Eviction, Initializer, Optimizer
 from evershard.errors import AlreadyClosed, InvalidArgument
 from evershard.job import Job
 from evershard.schedules import Cosine, StepDecay, WarmUp
@@ -77,6 +77,8 @@ class Cluster:
         dim: int,
         optimizer: Optional[Optimizer] = None,
         initializer: Optional[Initializer] = None,
+        admission: Optional[Admission] = None,
+        eviction: Optional[Eviction] = None,
     ) -> Table:
         """Creates a sparse table of ``float32`` rows, one for any 64-bit id; or finds it, when it exists as given.
 
@@ -85,12 +87,15 @@ class Cluster:
             dim: values a row.
             optimizer: what :meth:`Table.push` does with gradients. None: the table takes ``assign`` and ``add`` only.
             initializer: what rows never pushed read as; zeros by default.
+            admission: which ids a gradient makes a row for; all by default.
+            eviction: which rows go by themselves; none by default.
 
         Raises:
             Conflict: the table exists with another definition; that may be since :meth:`Table.set_optimizer` changed it.
         """
         native = self._connection()
-        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer))
+        rules = (_definition(admission), _definition(eviction))
+        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer), rules)
         return Table(self, handle, native)
 
     def table(self, name: str) -> Table:
@@ -301,11 +306,11 @@ def _joined(handle: _evershard.TableHandle, parts: list) -> tuple:
 
 
 def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:
-    """An optimizer or initialiser as its kind and its numbers, those of its schedule among them."""
+    """An optimizer, an initialiser or a rule as its kind and its numbers, those of its schedule among them."""
     if value is None:
         return None
     if not hasattr(value, "__dataclass_fields__"):
-        raise TypeError(f"expected an optimizer or initialiser of evershard.definitions, not {value!r}")
+        raise TypeError(f"expected a value of evershard.definitions, not {value!r}")
     numbers = {name: getattr(value, name) for name in value.__dataclass_fields__}
     schedule = numbers.pop("schedule", None)
     if schedule is not None:
