@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod config;
 pub mod dev;
 pub mod durable_file;
+mod eviction;
 pub mod failpoints;
 pub mod flush;
 pub mod ingest;

@@ -22,7 +22,7 @@ use tonic::{Request, Status};
 
 use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
-use crate::cluster::{agent, disk_keeper, freshness, scrub_schedule};
+use crate::cluster::{agent, disk_keeper, evictions, freshness, scrub_schedule};
 use crate::config::ServerConfig;
 use crate::service::{AdminDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
@@ -106,6 +106,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         tasks.spawn(disk_keeper::run_disk(node.clone(), agents_stop.clone())),
         tasks.spawn(freshness::run_freshness(node.clone(), agents_stop.clone())),
         tasks.spawn(scrub_schedule::run_scrubs(node.clone(), agents_stop.clone())),
+        tasks.spawn(evictions::run_evictions(node.clone(), agents_stop.clone())),
     ];
     tracing::info!(node = node.config.node_id, listen = %address, http = %node.config.http, "started");
 

@@ -9,7 +9,7 @@ use prost::Message;
 
 use crate::encoding::decode_row;
 use crate::push_body::{Encoding, Operation, PushBody, PushBodyBuilder};
-use crate::shard_command::ShardCommand;
+use crate::shard_command::{EvictedRow, ShardCommand};
 use crate::v1;
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
@@ -39,7 +39,12 @@ fn push_body() -> impl Strategy<Value = Vec<u8>> {
                 return builder.finish(session, seq, clock).to_vec();
             }
             for (table, operation, encoding, dim, lr, keys) in sections {
-                builder.section(table, operation, encoding, dim, lr, &keys).fill(7);
+                if operation == Operation::Gradient && table % 2 == 0 {
+                    let came: Vec<u32> = keys.iter().map(|key| (*key as u32).max(1)).collect();
+                    builder.counted_section(table, encoding, dim, lr, &keys, &came).fill(7);
+                } else {
+                    builder.section(table, operation, encoding, dim, lr, &keys).fill(7);
+                }
             }
             builder.finish(session, seq, clock).to_vec()
         },
@@ -56,6 +61,13 @@ fn shard_command() -> impl Strategy<Value = Vec<u8>> {
             }
         ),
         any::<u64>().prop_map(|scrub_id| ShardCommand::Scrub { scrub_id }),
+        (any::<u32>(), any::<(u64, u64)>(), vec(any::<(u64, u64)>(), 0..6)).prop_map(
+            |(table, (clock_ms, step), rows)| {
+                let rows = rows.into_iter().map(|(key, version)| EvictedRow { key, version }).collect();
+                ShardCommand::Evict { table, clock_ms, step, rows }
+            }
+        ),
+        Just(ShardCommand::Schema { table: table_with_rules(), dropped: false }),
         (any::<u64>(), vec(any::<u64>(), 0..20))
             .prop_map(|(floor, live)| ShardCommand::Sessions { floor, live }),
         Just(step_command()),
@@ -69,6 +81,7 @@ fn walk(body: &PushBody<'_>) {
         assert_eq!(section.keys().count(), section.count());
         for row in 0..section.count() {
             let _ = section.key(row);
+            assert!(section.occurrences(row) > 0);
             if section.operation.has_values() {
                 let _ = section.row(row);
             }
@@ -270,6 +283,27 @@ fn meta_state_with_change() -> v1::MetaState {
     state
 }
 
+/// With a table that has rules for its rows, which the first states knew nothing of.
+fn meta_state_with_rules() -> v1::MetaState {
+    let mut state = meta_state();
+    state.cluster_version = 1;
+    state.tables[0].definition = table_with_rules().definition;
+    state
+}
+
+fn table_with_rules() -> v1::TableDescription {
+    let admission = Some(v1::Admission { filter_freq: 3, admit_probability: 0.5, seed: 9 });
+    let eviction = Some(v1::Eviction { expire_seconds: 4, steps_to_live: 5, min_l2: 0.5, max_rows: 1 << 40 });
+    let name = "items".to_owned();
+    let definition = v1::TableDefinition { name, dim: 16, admission, eviction, ..Default::default() };
+    v1::TableDescription { number: 9, definition: Some(definition), definition_version: 1 }
+}
+
+fn raise_command() -> v1::MetaCommand {
+    let command = v1::RaiseClusterVersion { version: 1 };
+    v1::MetaCommand { command: Some(v1::meta_command::Command::RaiseVersion(command)) }
+}
+
 fn meta_command() -> v1::MetaCommand {
     let command = v1::MarkReplicaCreated { group: 1, replica: 2, making: 3 };
     v1::MetaCommand { command: Some(v1::meta_command::Command::MarkReplicaCreated(command)) }
@@ -285,6 +319,8 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
         Just(tick_command().encode_to_vec()),
         Just(set_optimizer_command().encode_to_vec()),
         Just(meta_state_with_change().encode_to_vec()),
+        Just(meta_state_with_rules().encode_to_vec()),
+        Just(raise_command().encode_to_vec()),
         push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
     ]
 }
@@ -336,6 +372,39 @@ fn version_2_of_a_push_body_stays_as_it_is() {
         decode_row(section.encoding, section.row(1), &mut values);
         assert_eq!(values, [1.0, -2.0], "{encoding:?}");
     }
+}
+
+#[test]
+fn version_4_of_a_push_body_stays_as_it_is() {
+    let mut builder = PushBodyBuilder::new(0);
+    builder
+        .counted_section(3, Encoding::F32, 1, None, &[10, u64::MAX], &[3, 1])
+        .copy_from_slice(&[0x00, 0x00, 0x80, 0x3f, 0x00, 0x00, 0x00, 0xc0]);
+    let bytes = golden(CRATE, "push-body-4.bin", &builder.finish(7, 9, 11));
+    let body = PushBody::parse(&bytes).expect("of version 4");
+    let section = body.sections().next().expect("one section");
+    assert_eq!((body.version, section.occurrences(0), section.occurrences(1)), (4, 3, 1));
+    assert_eq!(section.row(1), &[0x00, 0x00, 0x00, 0xc0]);
+}
+
+#[test]
+fn what_rules_for_rows_brought_stays_as_it_is() {
+    let rows = vec![EvictedRow { key: 10, version: 5 }, EvictedRow { key: u64::MAX, version: 6 }];
+    let mut builder = PushBodyBuilder::new(0);
+    builder.counted_section(9, Encoding::F32, 0, None, &[10], &[4]);
+    let body = builder.finish(0, 1, 2);
+    for (name, command) in [
+        ("shard-schema-3.bin", ShardCommand::Schema { table: table_with_rules(), dropped: false }),
+        ("shard-evict-1.bin", ShardCommand::Evict { table: 9, clock_ms: 7, step: 8, rows }),
+        ("shard-step-2.bin", ShardCommand::Step { job: 1, step: 2, part: 0, of: 1, body }),
+    ] {
+        let bytes = golden(CRATE, name, &command.encode());
+        assert_eq!(ShardCommand::decode(&bytes), Ok(command), "{name}");
+    }
+    let bytes = golden(CRATE, "meta-command-raise-version.bin", &raise_command().encode_to_vec());
+    assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(raise_command()));
+    let bytes = golden(CRATE, "meta-state-rules.bin", &meta_state_with_rules().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_rules()));
 }
 
 #[test]

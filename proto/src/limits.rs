@@ -24,6 +24,8 @@ pub const NON_FINITE_REPORT_ROWS_MAX: usize = TABLES_MAX * 3;
 pub const NON_FINITE_REPORT_COUNT_MAX: u64 = u32::MAX as u64;
 /// Bytes of a table's name.
 pub const TABLE_NAME_BYTES_MAX: usize = 128;
+/// Rows in one entry that evicts.
+pub const EVICTED_ROWS_MAX: usize = 4096;
 /// Shards in a cluster.
 pub const SHARDS_MAX: u32 = 4096;
 /// Jobs in a cluster.

@@ -2,10 +2,11 @@
 //! same bytes are validated at the door, logged, replicated and applied.
 //!
 //! ```text
-//! header, 40 bytes     kind u8 = 1 | version u8 = 1, 2 or 3 | flags u16 = 0 | crc32 u32 of all that follows
+//! header, 40 bytes     kind u8 = 1 | version u8 = 1, 2, 3 or 4 | flags u16 = 0 | crc32 u32 of all that follows
 //!                      session u64 | seq u64 | clock u64 | sections u32 | reserved u32 = 0
-//! section, 24 bytes    table u32 | operation u8 | encoding u8 | reserved u16 | dim u32 | count u32 | lr f32 | reserved u32
+//! section, 24 bytes    table u32 | operation u8 | encoding u8 | flags u16 | dim u32 | count u32 | lr f32 | reserved u32
 //!   keys               count x u64
+//!   occurrences        count x u32, none of them 0: how often each key came (flag 1 of version 4)
 //!   payload            count rows, see [`Encoding`]
 //! ```
 //!
@@ -14,6 +15,13 @@
 //! Version 2 is laid out as version 1. It says that a section's payload is not f32: a build that applies f32 only must halt
 //! at such an entry, not record a refusal that other replicas do not. A body of f32 alone is of version 1 still.
 //! Version 3 clears a table: it has one section, of [`Operation::Clear`], which no other version has.
+//!
+//! Version 4 says that some section of gradients has occurrences: its client summed rows of a key before it sent them, and the
+//! table counts them. Without them each row of a section is one occurrence of its key.
+//!
+//! The checksum does not cover the version: one flipped bit makes no body of another version that parses. 4 is more than one
+//! bit away from the others, and 3 holds what no other may.
+//!
 //! Invariant: [`PushBody::parse`] succeeds only when every length adds up to exactly the bytes there are; it never
 //! takes memory by a declared length.
 //!
@@ -26,6 +34,7 @@ mod builder;
 use crate::limits::{
     DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX,
 };
+use crate::v1;
 
 pub use builder::{PushBodyBuilder, renumbered};
 
@@ -37,6 +46,17 @@ pub const PUSH_VERSION: u8 = 1;
 pub const PUSH_VERSION_ENCODED: u8 = 2;
 /// The layout above, with one section, which clears its table on the shard.
 pub const PUSH_VERSION_CLEAR: u8 = 3;
+/// The layout above, any encoding, with occurrences.
+pub const PUSH_VERSION_COUNTED: u8 = 4;
+/// Whether it matters to a table how often an id comes in a push: then a client that sums rows says so, and to no other table.
+#[must_use]
+pub fn counts_occurrences(definition: &v1::TableDefinition) -> bool {
+    definition.admission.is_some_and(|admission| admission.filter_freq > 1)
+        || definition.eviction.is_some_and(|eviction| eviction.max_rows > 0)
+}
+
+/// Of a section: it has occurrences.
+const FLAG_COUNTED: u16 = 1;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 40;
 /// Bytes of a section's head.
@@ -160,6 +180,8 @@ pub struct Section<'a> {
     /// Learning rate for this push only.
     pub lr: Option<f32>,
     keys: &'a [u8],
+    /// Empty when each row is one.
+    occurrences: &'a [u8],
     payload: &'a [u8],
 }
 
@@ -179,6 +201,18 @@ impl<'a> Section<'a> {
     /// The keys, in order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = u64> + 'a {
         self.keys.chunks_exact(8).map(|k| le_u64(k, 0))
+    }
+
+    /// Whether it says how often each key came.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        !self.occurrences.is_empty()
+    }
+
+    /// How often the `row`-th key came, as far as this row stands for it.
+    #[must_use]
+    pub fn occurrences(&self, row: usize) -> u32 {
+        if self.occurrences.is_empty() { 1 } else { le_u32(self.occurrences, row * 4) }
     }
 
     /// All payload bytes: `count x encoding.row_bytes(dim)`.
@@ -204,7 +238,7 @@ pub struct PushBody<'a> {
     pub seq: u64,
     /// The worker's clock, 0 outside a job.
     pub clock: u64,
-    /// [`PUSH_VERSION`], [`PUSH_VERSION_ENCODED`] or [`PUSH_VERSION_CLEAR`].
+    /// Of this layout: one of the `PUSH_VERSION`s.
     pub version: u8,
     sections: u32,
     bytes: &'a [u8],
@@ -252,9 +286,11 @@ impl<'a> PushBody<'a> {
         if bytes.len() < HEADER_BYTES {
             return Err(PushBodyError::Malformed { at: bytes.len(), what: "shorter than its header" });
         }
-        if bytes[0] != KIND_PUSH
-            || !matches!(bytes[1], PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR)
-        {
+        let is_known = matches!(
+            bytes[1],
+            PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR | PUSH_VERSION_COUNTED
+        );
+        if bytes[0] != KIND_PUSH || !is_known {
             return Err(PushBodyError::Unknown { kind: bytes[0], version: bytes[1] });
         }
         let sections = le_u32(bytes, 32);
@@ -278,7 +314,7 @@ impl<'a> PushBody<'a> {
         }
         let mut at = HEADER_BYTES;
         for _ in 0..sections {
-            at = parse_section(bytes, at)?.1;
+            at = parse_section(bytes[1], bytes, at)?.1;
         }
         if at != bytes.len() {
             return Err(PushBodyError::Malformed { at, what: "bytes after the last section" });
@@ -291,14 +327,14 @@ impl<'a> PushBody<'a> {
         let bytes = self.bytes;
         let mut at = HEADER_BYTES;
         (0..self.sections).filter_map(move |_| {
-            let (section, next) = parse_section(bytes, at).ok()?;
+            let (section, next) = parse_section(bytes[1], bytes, at).ok()?;
             at = next;
             Some(section)
         })
     }
 }
 
-fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBodyError> {
+fn parse_section(version: u8, bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBodyError> {
     let malformed = |what| PushBodyError::Malformed { at, what };
     let rest = bytes.get(at..).ok_or_else(|| malformed("section past the end"))?;
     if rest.len() < SECTION_BYTES {
@@ -333,8 +369,18 @@ fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBo
     let payload_bytes = count.checked_mul(row_bytes).ok_or_else(|| malformed("count overflows"))?;
     let keys_end = SECTION_BYTES + key_bytes;
     let keys = rest.get(SECTION_BYTES..keys_end).ok_or_else(|| malformed("keys cut short"))?;
-    let payload_end = keys_end.checked_add(payload_bytes).ok_or_else(|| malformed("count overflows"))?;
-    let payload = rest.get(keys_end..payload_end).ok_or_else(|| malformed("payload cut short"))?;
+    let flags = if version >= PUSH_VERSION_COUNTED { u16::from_le_bytes([rest[6], rest[7]]) } else { 0 };
+    if flags & !FLAG_COUNTED != 0 || (flags != 0 && operation != Operation::Gradient) {
+        return Err(malformed("flags that mean nothing"));
+    }
+    // Cannot overflow: less than the keys, which are there.
+    let counted_end = keys_end + if flags == FLAG_COUNTED { count * 4 } else { 0 };
+    let occurrences = rest.get(keys_end..counted_end).ok_or_else(|| malformed("occurrences cut short"))?;
+    if occurrences.chunks_exact(4).any(|raw| raw == [0; 4]) {
+        return Err(malformed("a key that never came"));
+    }
+    let payload_end = counted_end.checked_add(payload_bytes).ok_or_else(|| malformed("count overflows"))?;
+    let payload = rest.get(counted_end..payload_end).ok_or_else(|| malformed("payload cut short"))?;
     let section = Section {
         table: le_u32(rest, 0),
         operation,
@@ -342,6 +388,7 @@ fn parse_section(bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBo
         dim,
         lr: if lr.is_nan() { None } else { Some(lr) },
         keys,
+        occurrences,
         payload,
     };
     Ok((section, at + payload_end))
@@ -415,6 +462,29 @@ mod tests {
         assert_eq!(sections[0].lr, None);
         assert_eq!(sections[1].lr, Some(0.5));
         assert_eq!(sections[1].payload(), &[] as &[u8]);
+    }
+
+    #[test]
+    fn occurrences_travel_and_make_it_version_4() {
+        let mut builder = PushBodyBuilder::new(0);
+        builder
+            .counted_section(3, Encoding::F32, 1, None, &[10, 11], &[3, 1])
+            .copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        builder.section(4, Operation::Gradient, Encoding::F32, 0, None, &[5]);
+        let bytes = builder.finish(7, 9, 11);
+        let body = PushBody::parse(&bytes).expect("a body of our own");
+        assert_eq!(body.version, PUSH_VERSION_COUNTED);
+        let sections: Vec<_> = body.sections().collect();
+        assert_eq!((sections[0].occurrences(0), sections[0].occurrences(1)), (3, 1));
+        assert_eq!(sections[0].row(1), &[5, 6, 7, 8]);
+        assert!(sections[0].is_counted() && !sections[1].is_counted());
+        assert_eq!(sections[1].occurrences(0), 1);
+        // A key that never came, and a flag of another version.
+        for (at, value) in [(HEADER_BYTES + SECTION_BYTES + 16, 0), (HEADER_BYTES + 6, 2)] {
+            let mut bad = bytes.to_vec();
+            bad[at] = value;
+            assert!(matches!(PushBody::parse_without_checksum(&bad), Err(PushBodyError::Malformed { .. })));
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry, steps.
+//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry, steps, evictions.
 //!
 //! ```text
 //! kind u8 | version u8 | reserved u16 = 0 | crc32 u32 of the body | body (protobuf or fixed, by kind)
@@ -10,6 +10,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
+use crate::limits::EVICTED_ROWS_MAX;
+use crate::push_body::PUSH_VERSION_COUNTED;
 use crate::v1;
 
 /// A table is created, changed or dropped on this shard.
@@ -20,13 +22,32 @@ pub const KIND_SCRUB: u8 = 3;
 pub const KIND_SESSIONS: u8 = 4;
 /// A part of a job's step: the summed gradients of its contributors.
 pub const KIND_STEP: u8 = 5;
+/// Rows go: (key, version) each.
+pub const KIND_EVICT: u8 = 6;
 /// The version of all of the above.
 pub const SHARD_COMMAND_VERSION: u8 = 1;
 /// Of a schema entry with a definition that was changed: builds that know no changes must halt, and not refuse it.
 pub const SCHEMA_VERSION_CHANGED: u8 = 2;
+/// Of a schema entry whose table admits or evicts rows, changed or not: builds that know no such rules must halt.
+pub const SCHEMA_VERSION_ROW_RULES: u8 = 3;
+/// Of a step whose sums have occurrences.
+pub const STEP_VERSION_COUNTED: u8 = 2;
 const HEADER_BYTES: usize = 8;
 /// Job, step, part, of.
 const STEP_HEAD_BYTES: usize = 24;
+/// Table, reserved, clock, step.
+const EVICT_HEAD_BYTES: usize = 24;
+/// Key, version.
+const EVICTED_ROW_BYTES: usize = 16;
+
+/// A row that goes if nothing changed it since its version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EvictedRow {
+    /// Its key.
+    pub key: u64,
+    /// The last entry that had changed it when the leader looked.
+    pub version: u64,
+}
 
 /// A decoded shard command other than a push.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +84,17 @@ pub enum ShardCommand {
         /// The sums, laid out as a push body ([`PushBody::parse_step`](crate::push_body::PushBody::parse_step)).
         body: Bytes,
     },
+    /// The leader's decision that rows of a table go.
+    Evict {
+        /// The table's permanent number.
+        table: u32,
+        /// The replicated clock that it decided by, in milliseconds; the table's rules say the rest.
+        clock_ms: u64,
+        /// The table's step that it decided by.
+        step: u64,
+        /// At most [`EVICTED_ROWS_MAX`]; none to move the replicated clock on.
+        rows: Vec<EvictedRow>,
+    },
 }
 
 /// Why bytes are not a shard command.
@@ -96,7 +128,9 @@ impl ShardCommand {
         match self {
             ShardCommand::Schema { table, dropped } => {
                 bytes[0] = KIND_SCHEMA;
-                if table.definition_version > 0 {
+                if has_row_rules(table) {
+                    bytes[1] = SCHEMA_VERSION_ROW_RULES;
+                } else if table.definition_version > 0 {
                     bytes[1] = SCHEMA_VERSION_CHANGED;
                 }
                 bytes.put_u8(u8::from(*dropped));
@@ -115,12 +149,27 @@ impl ShardCommand {
             }
             ShardCommand::Step { job, step, part, of, body } => {
                 bytes[0] = KIND_STEP;
+                if body.get(1).is_some_and(|version| *version >= PUSH_VERSION_COUNTED) {
+                    bytes[1] = STEP_VERSION_COUNTED;
+                }
                 bytes.reserve(STEP_HEAD_BYTES + body.len());
                 bytes.put_u64_le(*job);
                 bytes.put_u64_le(*step);
                 bytes.put_u32_le(*part);
                 bytes.put_u32_le(*of);
                 bytes.extend_from_slice(body);
+            }
+            ShardCommand::Evict { table, clock_ms, step, rows } => {
+                bytes[0] = KIND_EVICT;
+                bytes.reserve(EVICT_HEAD_BYTES + rows.len() * EVICTED_ROW_BYTES);
+                bytes.put_u32_le(*table);
+                bytes.put_u32_le(0);
+                bytes.put_u64_le(*clock_ms);
+                bytes.put_u64_le(*step);
+                for row in rows {
+                    bytes.put_u64_le(row.key);
+                    bytes.put_u64_le(row.version);
+                }
             }
         }
         let crc = crc32fast::hash(&bytes[HEADER_BYTES..]);
@@ -139,9 +188,13 @@ impl ShardCommand {
                 return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
             }
         };
-        let is_known =
-            version == SHARD_COMMAND_VERSION || (kind, version) == (KIND_SCHEMA, SCHEMA_VERSION_CHANGED);
-        if !(KIND_SCHEMA..=KIND_STEP).contains(&kind) || !is_known {
+        let newest = match kind {
+            KIND_SCHEMA => SCHEMA_VERSION_ROW_RULES,
+            KIND_STEP => STEP_VERSION_COUNTED,
+            _ => SHARD_COMMAND_VERSION,
+        };
+        let is_known = (SHARD_COMMAND_VERSION..=newest).contains(&version);
+        if !(KIND_SCHEMA..=KIND_EVICT).contains(&kind) || !is_known {
             return Err(ShardCommandError::Unknown { kind, version });
         }
         let malformed = |what: &str| ShardCommandError::Malformed { kind, what: what.into() };
@@ -163,6 +216,12 @@ impl ShardCommand {
                     // A field that builds of version 1 do not see.
                     table.definition_version = 0;
                 }
+                if version < SCHEMA_VERSION_ROW_RULES
+                    && let Some(definition) = &mut table.definition
+                {
+                    // The same of builds of version 2.
+                    (definition.admission, definition.eviction) = (None, None);
+                }
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
             KIND_STEP => {
@@ -177,6 +236,22 @@ impl ShardCommand {
                 }
                 Ok(ShardCommand::Step { job, step, part, of, body: Bytes::copy_from_slice(sums) })
             }
+            KIND_EVICT => {
+                let (Some(clock_ms), Some(step)) = (word(8), word(16)) else {
+                    return Err(malformed("cut short"));
+                };
+                let rows = &body[EVICT_HEAD_BYTES..];
+                if !rows.len().is_multiple_of(EVICTED_ROW_BYTES) || le_u32(body, 4) != 0 {
+                    return Err(malformed("not a whole number of rows"));
+                }
+                if rows.len() / EVICTED_ROW_BYTES > EVICTED_ROWS_MAX {
+                    return Err(malformed("more rows than an entry may have"));
+                }
+                let pair = |at: usize| Some(EvictedRow { key: word(at)?, version: word(at + 8)? });
+                let rows =
+                    (EVICT_HEAD_BYTES..body.len()).step_by(EVICTED_ROW_BYTES).filter_map(pair).collect();
+                Ok(ShardCommand::Evict { table: le_u32(body, 0), clock_ms, step, rows })
+            }
             KIND_SCRUB => {
                 Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? })
             }
@@ -190,6 +265,11 @@ impl ShardCommand {
             }
         }
     }
+}
+
+/// Whether a table has a say in which rows there are.
+fn has_row_rules(table: &v1::TableDescription) -> bool {
+    table.definition.as_ref().is_some_and(|d| d.admission.is_some() || d.eviction.is_some())
 }
 
 fn le_u32(bytes: &[u8], at: usize) -> u32 {
@@ -218,6 +298,13 @@ mod tests {
             ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
             ShardCommand::Sessions { floor: 0, live: vec![] },
             ShardCommand::Step { job: 1, step: 2, part: 3, of: 4, body: Bytes::from_static(b"sums") },
+            ShardCommand::Evict { table: 3, clock_ms: 4, step: 5, rows: vec![] },
+            ShardCommand::Evict {
+                table: u32::MAX,
+                clock_ms: u64::MAX,
+                step: 0,
+                rows: vec![EvictedRow { key: 0, version: 7 }, EvictedRow { key: u64::MAX, version: 0 }],
+            },
         ] {
             assert_eq!(ShardCommand::decode(&command.encode()).expect("our own bytes"), command);
         }
@@ -242,8 +329,40 @@ mod tests {
         bytes[1] = SHARD_COMMAND_VERSION;
         let table = v1::TableDescription { definition_version: 0, ..table };
         assert_eq!(ShardCommand::decode(&bytes), Ok(ShardCommand::Schema { table, dropped: false }));
-        bytes[1] = 3;
+        bytes[1] = 4;
         assert!(matches!(ShardCommand::decode(&bytes), Err(ShardCommandError::Unknown { .. })));
+    }
+
+    /// A build that would read it without the rules must not read it at all; and what such a build logged has none.
+    #[test]
+    fn a_table_has_rules_from_version_3_on() {
+        let admission = Some(v1::Admission { filter_freq: 3, ..Default::default() });
+        let definition =
+            v1::TableDefinition { name: "items".into(), dim: 16, admission, ..Default::default() };
+        let table = v1::TableDescription { number: 9, definition: Some(definition), definition_version: 0 };
+        let mut bytes = ShardCommand::Schema { table, dropped: false }.encode().to_vec();
+        assert_eq!(bytes[1], SCHEMA_VERSION_ROW_RULES);
+        bytes[1] = SCHEMA_VERSION_CHANGED;
+        let Ok(ShardCommand::Schema { table, .. }) = ShardCommand::decode(&bytes) else { panic!("a schema") };
+        assert_eq!(table.definition.expect("there").admission, None);
+    }
+
+    #[test]
+    fn an_entry_evicts_a_bounded_number_of_rows() {
+        let evict = |rows| ShardCommand::Evict {
+            table: 1,
+            clock_ms: 0,
+            step: 0,
+            rows: vec![EvictedRow { key: 1, version: 2 }; rows],
+        };
+        assert!(ShardCommand::decode(&evict(EVICTED_ROWS_MAX).encode()).is_ok());
+        let too_many = ShardCommand::decode(&evict(EVICTED_ROWS_MAX + 1).encode());
+        assert!(matches!(too_many, Err(ShardCommandError::Malformed { kind: KIND_EVICT, .. })));
+        let mut short = evict(1).encode().to_vec();
+        short.pop();
+        let crc = crc32fast::hash(&short[HEADER_BYTES..]);
+        short[4..8].copy_from_slice(&crc.to_le_bytes());
+        assert!(matches!(ShardCommand::decode(&short), Err(ShardCommandError::Malformed { .. })));
     }
 
     proptest! {

@@ -68,7 +68,12 @@ class Connection:
         self, endpoints: Sequence[str], timeout: float = 30.0, connect_timeout: float = 10.0
     ) -> None: ...
     def create_table(
-        self, name: str, dim: int, optimizer: Optional[_Kind], initializer: Optional[_Kind], non_finite: str
+        self,
+        name: str,
+        dim: int,
+        kinds: Tuple[Optional[_Kind], Optional[_Kind]],
+        rules: Tuple[Optional[_Kind], Optional[_Kind]],
+        non_finite: str,
     ) -> TableHandle: ...
     def table(self, name: str) -> TableHandle: ...
     def set_optimizer(self, table: TableHandle, optimizer: _Kind) -> None: ...

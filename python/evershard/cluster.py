@@ -19,7 +19,7 @@ import numpy as np
 
 from evershard import _evershard
 from evershard.arrays import as_ids
-from evershard.definitions import Initializer, Optimizer
+from evershard.definitions import Admission, Eviction, Initializer, Optimizer
 from evershard.errors import AlreadyClosed, InvalidArgument
 from evershard.job import Job
 from evershard.schedules import Cosine, StepDecay, WarmUp
@@ -78,6 +78,8 @@ class Cluster:
         optimizer: Optional[Optimizer] = None,
         initializer: Optional[Initializer] = None,
         non_finite: str = "reject",
+        admission: Optional[Admission] = None,
+        eviction: Optional[Eviction] = None,
     ) -> Table:
         """Creates a sparse table of ``float32`` rows, one for any 64-bit id; or finds it, when it exists as given.
 
@@ -89,12 +91,16 @@ class Cluster:
             non_finite: what becomes of NaN and infinities in a push: "reject" refuses it whole with NonFiniteGradient, "skip_row"
                 leaves their rows out, "clip" makes 0 and the largest finite values of them. `evershardctl table show` says who
                 pushed them.
+            admission: which ids a gradient makes a row for; all by default.
+            eviction: which rows go by themselves; none by default.
 
         Raises:
             Conflict: the table exists with another definition; that may be since :meth:`Table.set_optimizer` changed it.
         """
         native = self._connection()
-        handle = native.create_table(name, dim, _definition(optimizer), _definition(initializer), non_finite)
+        kinds = (_definition(optimizer), _definition(initializer))
+        rules = (_definition(admission), _definition(eviction))
+        handle = native.create_table(name, dim, kinds, rules, non_finite)
         return Table(self, handle, native)
 
     def table(self, name: str) -> Table:
@@ -305,11 +311,11 @@ def _joined(handle: _evershard.TableHandle, parts: list) -> tuple:
 
 
 def _definition(value: Any) -> Optional[Tuple[str, Dict[str, float]]]:
-    """An optimizer or initialiser as its kind and its numbers, those of its schedule among them."""
+    """An optimizer, an initialiser or a rule as its kind and its numbers, those of its schedule among them."""
     if value is None:
         return None
     if not hasattr(value, "__dataclass_fields__"):
-        raise TypeError(f"expected an optimizer or initialiser of evershard.definitions, not {value!r}")
+        raise TypeError(f"expected a value of evershard.definitions, not {value!r}")
     numbers = {name: getattr(value, name) for name in value.__dataclass_fields__}
     schedule = numbers.pop("schedule", None)
     if schedule is not None:

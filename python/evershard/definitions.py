@@ -1,4 +1,4 @@
-"""What a table is made of: optimizers and initialisers, as plain values.
+"""What a table is made of: optimizers, initialisers, and rules for which rows there are, as plain values.
 
 They are the arguments of :meth:`evershard.Cluster.create_table`; optimizers are those of :meth:`evershard.Table.set_optimizer`
 too. The learning rate of an optimizer is constant unless it has a ``schedule`` (:mod:`evershard.schedules`).
@@ -19,7 +19,9 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Admission",
     "Constant",
+    "Eviction",
     "Glorot",
     "Initializer",
     "Normal",
@@ -168,6 +170,34 @@ class Glorot:
     gain: float = 1.0
     normal: bool = False
     seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Which ids a gradient makes a row for; until then an id reads as one that was never pushed.
+
+    ``filter_freq``: by its n-th occurrence, repetitions within a push included; the push that reaches it trains the row.
+    ``admit_probability``: this share of all ids, by a hash of ``seed`` and id; 0 and 1 mean all. Both must admit an id.
+    """
+
+    filter_freq: int = 0
+    admit_probability: float = 0.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Eviction:
+    """Which rows go by themselves, as soon as one rule says so; 0 is no rule.
+
+    ``expire_seconds``: not changed for longer. ``steps_to_live``: not changed while the table's step (the highest clock of its
+    pushes) grew by more. ``min_l2``: the norm of the weights is below. ``max_rows``: of more rows than that over all
+    shards, those that came least often.
+    """
+
+    expire_seconds: int = 0
+    steps_to_live: int = 0
+    min_l2: float = 0.0
+    max_rows: int = 0
 
 
 Optimizer = Union[SGD, Adagrad, Adam, AdamW, RMSprop, FTRL]

@@ -66,20 +66,21 @@ impl Connection {
         }
     }
 
-    #[pyo3(signature = (name, dim, optimizer, initializer, non_finite))]
+    #[pyo3(signature = (name, dim, kinds, rules, non_finite))]
     fn create_table(
         &self,
         py: Python<'_>,
         name: String,
         dim: i64,
-        optimizer: Option<Kind>,
-        initializer: Option<Kind>,
+        kinds: (Option<Kind>, Option<Kind>),
+        rules: (Option<Kind>, Option<Kind>),
         non_finite: &str,
     ) -> PyResult<TableHandle> {
         let dim = u32::try_from(dim)
             .map_err(|_| InvalidArgument::new_err(format!("table {name:?}: dim cannot be {dim}")))?;
-        let kinds = (optimizer.as_ref(), initializer.as_ref());
-        let definition = definitions::sparse(name, dim, kinds, non_finite)?;
+        let kinds = (kinds.0.as_ref(), kinds.1.as_ref());
+        let rules = (rules.0.as_ref(), rules.1.as_ref());
+        let definition = definitions::sparse(name, dim, kinds, rules, non_finite)?;
         let client = self.client.get()?;
         self.run(py, client.create_table(definition)).map(TableHandle::new)
     }

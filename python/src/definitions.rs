@@ -6,9 +6,9 @@ use std::collections::HashMap;
 
 use evershard::TableDefinition;
 use evershard_proto::v1::{
-    Adagrad, Adam, AdamW, Constant, CosineDecay, Ftrl, Glorot, Initializer, Momentum, NonFinitePolicy,
-    Normal, Optimizer, RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal, Uniform, Zeros,
-    initializer, optimizer, schedule,
+    Adagrad, Adam, AdamW, Admission, Constant, CosineDecay, Eviction, Ftrl, Glorot, Initializer, Momentum,
+    NonFinitePolicy, Normal, Optimizer, RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal,
+    Uniform, Zeros, initializer, optimizer, schedule,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -28,9 +28,13 @@ enum Number {
 
 impl Kind {
     fn float(&self, name: &str) -> PyResult<f32> {
+        self.double(name).map(|value| value as f32)
+    }
+
+    fn double(&self, name: &str) -> PyResult<f64> {
         match self.1.get(name) {
-            Some(Number::Float(value)) => Ok(*value as f32),
-            Some(Number::Whole(value)) => Ok(*value as f32),
+            Some(Number::Float(value)) => Ok(*value),
+            Some(Number::Whole(value)) => Ok(*value as f64),
             None => Err(PyTypeError::new_err(format!("{} needs {name}", self.0))),
         }
     }
@@ -71,6 +75,7 @@ pub(crate) fn sparse(
     name: String,
     dim: u32,
     (optimizer, initializer): (Option<&Kind>, Option<&Kind>),
+    (admission, eviction): (Option<&Kind>, Option<&Kind>),
     non_finite: &str,
 ) -> PyResult<TableDefinition> {
     let non_finite = match non_finite {
@@ -89,7 +94,31 @@ pub(crate) fn sparse(
         optimizer: optimizer.map(optimizer_of).transpose()?,
         initializer: initializer.map(initializer_of).transpose()?,
         non_finite: non_finite.into(),
+        admission: admission.map(admission_of).transpose()?,
+        eviction: eviction.map(eviction_of).transpose()?,
         ..TableDefinition::default()
+    })
+}
+
+fn expect(kind: &Kind, name: &str) -> PyResult<()> {
+    let other = || PyTypeError::new_err(format!("expected {name}, not {}", kind.0));
+    if kind.0 == name { Ok(()) } else { Err(other()) }
+}
+
+fn admission_of(kind: &Kind) -> PyResult<Admission> {
+    expect(kind, "Admission")?;
+    let filter_freq = u32::try_from(kind.whole("filter_freq")?)
+        .map_err(|_| PyTypeError::new_err("filter_freq of Admission must be below 2**32"))?;
+    Ok(Admission { filter_freq, admit_probability: kind.double("admit_probability")?, seed: kind.seed()? })
+}
+
+fn eviction_of(kind: &Kind) -> PyResult<Eviction> {
+    expect(kind, "Eviction")?;
+    Ok(Eviction {
+        expire_seconds: kind.whole("expire_seconds")?,
+        steps_to_live: kind.whole("steps_to_live")?,
+        min_l2: kind.float("min_l2")?,
+        max_rows: kind.whole("max_rows")?,
     })
 }
 

@@ -164,8 +164,9 @@ impl<RT: Runtime> GroupHost<RT> {
     ) {
         let timing = &self.options.timing;
         let clock = LeaderClock::new(Arc::clone(&self.options.clock));
+        let time = (clock, Arc::clone(&inner.leader), Arc::clone(&inner.state_machine));
         let mut tasks = vec![
-            RT::spawn(run_proposer(inner.raft.clone(), queue, clock, inner.stop.clone())),
+            RT::spawn(run_proposer(inner.raft.clone(), queue, time, inner.stop.clone())),
             RT::spawn(Arc::clone(&inner.leader).follow(
                 inner.raft.clone(),
                 timing.heartbeat,

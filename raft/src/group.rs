@@ -322,7 +322,7 @@ impl<RT: Runtime> Group<RT> {
 pub(crate) async fn run_proposer<RT: Runtime>(
     raft: RaftOf<RT>,
     mut proposals: mpsc::Receiver<Proposal<RT>>,
-    mut clock: LeaderClock<RT>,
+    (mut clock, leader, state_machine): (LeaderClock<RT>, Arc<LeaderWatch<RT>>, Arc<dyn StateMachine>),
     stop: CancellationToken,
 ) {
     loop {
@@ -333,7 +333,8 @@ pub(crate) async fn run_proposer<RT: Runtime>(
         else {
             return;
         };
-        let time_ms = proposal.time_ms.unwrap_or_else(|| clock.now_ms());
+        let replicated = leader.is_ready().then(|| state_machine.clock_ms());
+        let time_ms = proposal.time_ms.unwrap_or_else(|| clock.now_ms(replicated));
         let command = Command { time_ms, payload: proposal.payload };
         if raft.client_write_ff(command, Some(proposal.reply)).await.is_err() {
             // openraft is gone; dropping the queue tells everyone who waits.
@@ -342,26 +343,43 @@ pub(crate) async fn run_proposer<RT: Runtime>(
     }
 }
 
-/// The leader's clock for entries: never behind what it gave out before, and ahead of what it gave out first by at most
-/// the time that passed since plus a second, whatever the wall clock does (design 14.11).
+/// The leader's clock for entries: never behind what it gave out before, and ahead of the group's replicated clock, as it was
+/// when this replica first led, by at most the time that passed since plus a second, whatever the wall clock says (design 14.11).
+///
+/// So the time while nobody leads the group does not pass, and the replicated clock may stay behind the wall's. Only a group
+/// that has no time yet takes the wall's as it is.
 pub(crate) struct LeaderClock<RT: Runtime> {
     wall: crate::options::WallClock,
-    first: Option<(u64, RT::Instant)>,
+    /// The replicated clock at some moment.
+    base: Option<(u64, RT::Instant)>,
     last: u64,
 }
 
 impl<RT: Runtime> LeaderClock<RT> {
     pub(crate) fn new(wall: crate::options::WallClock) -> Self {
-        Self { wall, first: None, last: 0 }
+        Self { wall, base: None, last: 0 }
     }
 
-    fn now_ms(&mut self) -> u64 {
-        let now = <RT::Instant as openraft::Instant>::now();
+    /// `replicated` is the group's clock, `None` while this replica has not applied what came before its term: what it gives out
+    /// then moves no clock.
+    fn now_ms(&mut self, replicated: Option<u64>) -> u64 {
         let wall = (self.wall)();
-        let (first, at) = *self.first.get_or_insert((wall, now));
-        let passed = u64::try_from((now - at).as_millis()).unwrap_or(u64::MAX);
-        // Not from one to the next: each would gain its second.
-        let latest = first.saturating_add(passed).saturating_add(1000);
+        let Some(replicated) = replicated else { return self.last };
+        if replicated == 0 {
+            // Nothing has happened in the group that could be long ago.
+            self.last = wall.max(self.last);
+            return self.last;
+        }
+        let now = <RT::Instant as openraft::Instant>::now();
+        let latest = |(base, at): (u64, RT::Instant)| {
+            let passed = u64::try_from((now - at).as_millis()).unwrap_or(u64::MAX);
+            base.saturating_add(passed).saturating_add(1000)
+        };
+        // Not from one to the next: each would gain its second. What another leader gave out since is where this one goes on.
+        if self.base.is_none_or(|base| replicated > latest(base)) {
+            self.base = Some((replicated, now));
+        }
+        let latest = self.base.map_or(replicated, latest);
         self.last = wall.clamp(self.last, latest.max(self.last));
         self.last
     }
@@ -402,18 +420,45 @@ mod tests {
     use super::*;
     use crate::type_config::Tokio;
 
+    const DAY: u64 = 86_400_000;
+    const THEN: u64 = 5_000_000;
+    /// A minute for a test to run.
+    const MINUTE: u64 = 60_000;
+
+    fn clock() -> (LeaderClock<Tokio>, Arc<AtomicU64>) {
+        let wall = Arc::new(AtomicU64::new(THEN));
+        let read = Arc::clone(&wall);
+        (LeaderClock::new(Arc::new(move || read.load(Ordering::Relaxed))), wall)
+    }
+
     #[test]
     fn a_clock_that_is_set_ahead_gains_a_second_in_all() {
-        const DAY: u64 = 86_400_000;
-        let wall = Arc::new(AtomicU64::new(5_000_000));
-        let read = Arc::clone(&wall);
-        let mut clock = LeaderClock::<Tokio>::new(Arc::new(move || read.load(Ordering::Relaxed)));
-        assert_eq!(clock.now_ms(), 5_000_000);
+        let (mut clock, wall) = clock();
+        let mut replicated = 0;
+        replicated = clock.now_ms(Some(replicated));
+        assert_eq!(replicated, THEN);
+        assert_eq!(clock.now_ms(Some(replicated)), THEN);
         wall.fetch_add(DAY, Ordering::Relaxed);
-        let given: Vec<u64> = (0..1000).map(|_| clock.now_ms()).collect();
-        assert!(given.is_sorted());
-        assert!(given[999] < 5_000_000 + 1000 + 60_000, "a minute for this test to run: {}", given[999]);
+        for _ in 0..1000 {
+            let now = clock.now_ms(Some(replicated));
+            assert!(now >= replicated);
+            replicated = now;
+        }
+        assert!(replicated < THEN + 1000 + MINUTE, "{replicated}");
         wall.store(1, Ordering::Relaxed);
-        assert_eq!(clock.now_ms(), given[999], "it never goes back");
+        assert_eq!(clock.now_ms(Some(replicated)), replicated, "it never goes back");
+    }
+
+    /// A node that was started with a wrong clock, and leads from its first moment on.
+    #[test]
+    fn a_clock_that_was_always_ahead_gains_a_second_too() {
+        let (mut clock, wall) = clock();
+        wall.fetch_add(DAY, Ordering::Relaxed);
+        assert_eq!(clock.now_ms(None), 0, "it does not know yet what time the group has");
+        let first = clock.now_ms(Some(THEN));
+        assert!((THEN..=THEN + 1000 + MINUTE).contains(&first), "{first}");
+        // Another leader was further meanwhile: no reason to stay behind, nor to run ahead.
+        let next = clock.now_ms(Some(THEN + DAY / 2));
+        assert!((THEN + DAY / 2..=THEN + DAY / 2 + 1000 + MINUTE).contains(&next), "{next}");
     }
 }

@@ -107,6 +107,11 @@ impl<RT: Runtime> LeaderWatch<RT> {
         Err(NotServing::LeaseExpired { age })
     }
 
+    /// Whether this replica leads and has applied everything that came before its term.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.term_led_now().is_some_and(|term| self.ready.load(Ordering::Acquire) == term + 1)
+    }
+
     /// Time since a quorum last acknowledged this leader.
     pub(crate) fn lease_age(&self) -> Option<Duration> {
         let metrics = self.metrics.borrow_watched();

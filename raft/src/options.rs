@@ -220,9 +220,11 @@ impl RaftOptions {
 }
 
 fn system_clock_ms() -> u64 {
-    std::time::SystemTime::now()
+    let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
+    fail::fail_point!("clock::day_ahead", |_| now + 86_400_000);
+    now
 }
 
 #[cfg(test)]

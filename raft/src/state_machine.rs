@@ -126,6 +126,12 @@ pub trait StateMachine: Send + Sync + 'static {
         let _ = command;
     }
 
+    /// The replicated clock: the latest time of an applied entry, in milliseconds since 1970; 0 while there is none. Bounds how far
+    /// a leader's clock may be ahead (design 14.11). Called on the runtime: must not wait.
+    fn clock_ms(&self) -> u64 {
+        0
+    }
+
     /// The virtual snapshot: the last position whose state is durable (a flush cycle ended there).
     fn snapshot_mark(&self) -> SnapshotMark;
 

@@ -5,6 +5,7 @@
 //! - a key's sum is `((first + second) + third) + ...` in f32, in order of appearance; a key that comes once is not
 //!   copied: its values are read from the payload;
 //! - values are decoded first: sums are of f32, whatever the encoding;
+//! - a key came as often as its rows that were not left out say together, where that counts;
 //! - nothing is allocated once the buffers have grown to the size of a message.
 //!
 //! Not here: finiteness, rows.
@@ -34,19 +35,27 @@ pub(super) struct Distinct {
     dim: usize,
     /// Each value is clipped to the finite range before anything is summed.
     clip: bool,
+    /// How often each distinct key came; empty where that does not count.
+    occurrences: Vec<u32>,
     /// Open addressing: position in `keys` + 1, or 0.
     buckets: Vec<u32>,
 }
 
 impl Distinct {
     /// Collects the distinct keys of `section`, leaving out rows for which `skip` is true; `clip` brings each value into
-    /// the finite range before anything is summed.
-    pub(super) fn collect(&mut self, section: &Section<'_>, clip: bool, mut skip: impl FnMut(usize) -> bool) {
+    /// the finite range before anything is summed; `counts` says whether it matters how often a key came.
+    pub(super) fn collect(
+        &mut self,
+        section: &Section<'_>,
+        (clip, counts): (bool, bool),
+        mut skip: impl FnMut(usize) -> bool,
+    ) {
         let count = section.count();
         self.clip = clip;
         self.keys.clear();
         self.sources.clear();
         self.sums.clear();
+        self.occurrences.clear();
         self.dim = section.dim as usize;
         let capacity = (count * 2).next_power_of_two().max(16);
         self.buckets.clear();
@@ -56,8 +65,16 @@ impl Distinct {
                 continue;
             }
             match self.find(key) {
-                Ok(known) => self.again(section, known, row),
+                Ok(known) => {
+                    if let Some(occurrences) = self.occurrences.get_mut(known) {
+                        *occurrences = occurrences.saturating_add(section.occurrences(row));
+                    }
+                    self.again(section, known, row);
+                }
                 Err(bucket) => {
+                    if counts {
+                        self.occurrences.push(section.occurrences(row));
+                    }
                     self.keys.push(key);
                     self.sources.push(Source { row: row as u32, sum: NONE });
                     self.buckets[bucket] = self.keys.len() as u32;
@@ -69,6 +86,11 @@ impl Distinct {
     /// The distinct keys.
     pub(super) fn keys(&self) -> &[u64] {
         &self.keys
+    }
+
+    /// How often the `position`-th distinct key came; 1 where that does not count.
+    pub(super) fn occurrences(&self, position: usize) -> u32 {
+        self.occurrences.get(position).copied().unwrap_or(1)
     }
 
     /// Writes the values of the `position`-th distinct key.
@@ -154,8 +176,8 @@ mod tests {
         let section = parsed.sections().next().expect("one");
         let mut distinct = Distinct::default();
         // Twice: buffers are reused.
-        distinct.collect(&section, false, |_| false);
-        distinct.collect(&section, false, |_| false);
+        distinct.collect(&section, (false, false), |_| false);
+        distinct.collect(&section, (false, false), |_| false);
         let mut values = [0.0; 2];
         (0..distinct.keys().len())
             .map(|position| {
@@ -177,6 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn occurrences_are_of_rows_before_they_are_summed() {
+        let bytes = body(Operation::Gradient, &[(5, [1.0; 2]), (5, [1.0; 2]), (6, [1.0; 2]), (5, [1.0; 2])]);
+        let parsed = PushBody::parse(&bytes).expect("our own");
+        let section = parsed.sections().next().expect("one");
+        let mut distinct = Distinct::default();
+        distinct.collect(&section, (false, true), |_| false);
+        assert_eq!(distinct.keys(), [5, 6]);
+        assert_eq!([0, 1].map(|position| distinct.occurrences(position)), [3, 1]);
+        distinct.collect(&section, (false, true), |row| row == 1);
+        assert_eq!(distinct.occurrences(0), 2, "a row that is left out did not come");
+        // A client that sums rows says how many they were; it may send a key in several rows all the same.
+        let mut builder = PushBodyBuilder::new(0);
+        builder.counted_section(1, Encoding::F32, 2, None, &[5, 6, 5], &[3, 1, u32::MAX]);
+        let bytes = builder.finish(1, 1, 0);
+        let parsed = PushBody::parse(&bytes).expect("our own");
+        distinct.collect(&parsed.sections().next().expect("one"), (false, true), |_| false);
+        assert_eq!([0, 1].map(|position| distinct.occurrences(position)), [u32::MAX, 1]);
+    }
+
+    #[test]
     fn the_last_set_wins() {
         let rows = [(1, [1.0, 1.0]), (2, [2.0, 2.0]), (1, [3.0, 3.0])];
         assert_eq!(distinct(Operation::Set, &rows), vec![(1, [3.0, 3.0]), (2, [2.0, 2.0])]);
@@ -191,7 +233,7 @@ mod tests {
         let parsed = PushBody::parse(&bytes).expect("our own");
         let section = parsed.sections().next().expect("one");
         let mut distinct = Distinct::default();
-        distinct.collect(&section, true, |_| false);
+        distinct.collect(&section, (true, false), |_| false);
         let mut values = [9.0; 2];
         distinct.values(&section, 0, &mut values);
         assert_eq!(values, [2.0, f32::MAX]);

@@ -16,6 +16,7 @@
 mod clear;
 mod cold_rows;
 mod duplicates;
+mod evict;
 mod finite;
 mod offences;
 mod push;
@@ -29,7 +30,9 @@ mod step;
 mod step_sum;
 
 use bytes::Bytes;
-use evershard_proto::push_body::{KIND_PUSH, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_ENCODED};
+use evershard_proto::push_body::{
+    KIND_PUSH, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED,
+};
 use evershard_proto::shard_command::{ShardCommand, ShardCommandError};
 use evershard_raft::state_machine::Halt;
 use parking_lot::Mutex;
@@ -39,7 +42,7 @@ pub use push_refusal::PushRefusal;
 pub(crate) use step_sum::{StepOffence, StepSum};
 
 use crate::model::CommandOutcome;
-use crate::shard::{AppliedState, OffenceJournal, Rows};
+use crate::shard::{AppliedState, OffenceJournal, Rows, Schemas};
 
 /// Applies one shard's commands; keeps the buffers that pushes need.
 #[derive(Debug, Default)]
@@ -60,6 +63,25 @@ pub(crate) struct Target<'a> {
     pub(crate) index: u64,
     /// The leader's time as it proposed the entry.
     pub(crate) time_ms: u64,
+    /// The replicated clock as of the entry, in milliseconds.
+    pub(crate) clock_ms: u64,
+}
+
+impl Target<'_> {
+    /// The replicated clock in seconds, as rows note it: until 2106.
+    fn seconds(&self) -> u32 {
+        u32::try_from(self.clock_ms / 1000).unwrap_or(u32::MAX)
+    }
+
+    /// A push with a clock changed these tables, of which `schemas` are the definitions.
+    fn note_clock(&self, schemas: &Schemas, tables: impl Iterator<Item = u32>, clock: u64) {
+        let asks = |table: &u32| schemas.get(table).is_some_and(|schema| schema.rules().steps_to_live > 0);
+        for table in tables.filter(asks) {
+            let mut state = self.small.lock();
+            let known = state.small.clocks.entry(table).or_default();
+            *known = clock.max(*known);
+        }
+    }
 }
 
 impl Applier {
@@ -69,9 +91,11 @@ impl Applier {
     /// [`Halt`] when the command's kind or version is of another build, or the store cannot be read: the entry is not applied.
     pub(crate) fn command(&mut self, target: &Target<'_>, command: &[u8]) -> Result<Bytes, Halt> {
         match command {
-            [KIND_PUSH, PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR, ..] => {
-                Ok(push::apply(target, &mut self.push, command)?.encode())
-            }
+            [
+                KIND_PUSH,
+                PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR | PUSH_VERSION_COUNTED,
+                ..,
+            ] => Ok(push::apply(target, &mut self.push, command)?.encode()),
             _ => match ShardCommand::decode(command) {
                 Ok(ShardCommand::Schema { table, dropped }) => {
                     Ok(schema::apply(target, &table, dropped).encode())
@@ -80,6 +104,9 @@ impl Applier {
                 Ok(ShardCommand::Step { job, step, part, of, body }) => {
                     let part = step::StepPart { job, step, part, of, body };
                     Ok(step::apply(target, &mut self.push, &part)?.encode())
+                }
+                Ok(ShardCommand::Evict { table, rows, .. }) => {
+                    Ok(evict::apply(target, &mut self.push, table, &rows)?.encode())
                 }
                 Ok(ShardCommand::Sessions { floor, live }) => {
                     Ok(sessions::apply(target, floor, &live).encode())

@@ -25,6 +25,8 @@ use super::push_check::validate_push;
 use super::push_refusal::PushRefusal;
 use super::row_update::{RowUpdate, RowUpdateScratch};
 use crate::model::{Admission, NonFinite, PushOutcome, Refusal, RefusalKind, Source, TableSchema};
+use crate::shard::TableEntry;
+use evershard_storage::table::RowShape;
 
 /// Buffers that grow to the size of a message and stay.
 #[derive(Debug, Default)]
@@ -69,6 +71,7 @@ pub(super) fn apply(
                     change_section(target, scratch, &section, (schema, schema.non_finite()), body.clock)?;
                 }
             }
+            target.note_clock(&schemas, body.sections().map(|section| section.table), body.clock);
             None
         }
         Err(refusal) => Some(refusal),
@@ -112,25 +115,52 @@ pub(super) fn change_section(
     if dirty {
         scratch.offences.add(section.table, policy, finite::bad_rows(section));
     }
-    scratch.distinct.collect(section, clip, |row| skip_rows && !Magnitude::of_row(section, row).is_finite());
-    scratch.cold.clear();
-    loop {
-        {
-            let mut set = target.rows.write();
-            let Some(mut table) = set.table_mut(section.table) else {
-                // Schemas and tables change together; validation found the schema.
-                return Ok(());
-            };
-            if scratch.cold.settle(scratch.distinct.keys(), &mut table) {
-                let update = RowUpdate::new(section, (schema, policy), target.index, clock);
-                let bad_sums = update.run(&scratch.distinct, &mut scratch.update, table);
-                set.account();
-                scratch.offences.add(section.table, policy, bad_sums);
-                return Ok(());
+    let mut distinct = std::mem::take(&mut scratch.distinct);
+    let counts = schema.rules().counts();
+    let is_skipped = |row| skip_rows && !Magnitude::of_row(section, row).is_finite();
+    distinct.collect(section, (clip, counts), is_skipped);
+    let mut bad_sums = None;
+    let changed = scratch.with_settled_rows(
+        target,
+        (section.table, schema.shape()),
+        distinct.keys(),
+        |update, table| {
+            bad_sums = RowUpdate::new(section, (schema, policy), target, clock).run(&distinct, update, table);
+        },
+    );
+    scratch.distinct = distinct;
+    scratch.offences.add(section.table, policy, bad_sums);
+    changed
+}
+
+impl PushScratch {
+    /// Runs `change` under the lock for writing, with these keys' rows in memory or known to be nowhere, and room for those.
+    /// Not at all when there is no such table.
+    ///
+    /// # Errors
+    /// [`Halt`] when a row cannot be read from the store.
+    pub(super) fn with_settled_rows(
+        &mut self,
+        target: &Target<'_>,
+        (number, shape): (u32, RowShape),
+        keys: &[u64],
+        change: impl FnOnce(&mut RowUpdateScratch, TableEntry<'_>),
+    ) -> Result<(), Halt> {
+        self.cold.clear();
+        loop {
+            {
+                let mut set = target.rows.write();
+                // Schemas and tables change together; the caller found the schema.
+                let Some(mut table) = set.table_mut(number) else { return Ok(()) };
+                if self.cold.settle(keys, &mut table) {
+                    change(&mut self.update, table);
+                    set.account();
+                    return Ok(());
+                }
             }
+            let read = self.cold.read(target.rows, number, shape);
+            read.map_err(|error| Halt { index: target.index, reason: error.to_string() })?;
         }
-        let read = scratch.cold.read(target.rows, section.table, schema.shape());
-        read.map_err(|error| Halt { index: target.index, reason: error.to_string() })?;
     }
 }
 

@@ -78,6 +78,10 @@ pub(super) fn check_section(
             return Err(PushRefusal::Encoding { shard, table, encoding });
         }
     }
+    // Builds that know no such rules halt at a body with occurrences: it must not be logged for a table that such builds know.
+    if section.is_counted() && !schema.rules().counts() {
+        return Err(PushRefusal::Uncounted { shard, table, name: name() });
+    }
     if section.operation == Operation::Gradient {
         if schema.optimizer().is_none() {
             return Err(PushRefusal::NoOptimizer { shard, table, name: name() });
@@ -115,7 +119,7 @@ fn check_finite(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope)
     if section.operation != Operation::Set && !magnitude.sums_stay_finite(section.count()) {
         // Values near the end of the range: rare, so it may take memory.
         let mut distinct = Distinct::default();
-        distinct.collect(section, false, |_| false);
+        distinct.collect(section, (false, false), |_| false);
         if let Some((key, sum)) = distinct.first_bad_sum()
             && let Some(BadValue { id, column, value, .. }) = finite::bad_value(id_of(table, key), sum, true)
         {

@@ -118,6 +118,18 @@ pub enum PushRefusal {
         /// The encoding's name.
         encoding: &'static str,
     },
+    /// Occurrences for a table that does not count them.
+    #[error(
+        "push refused by shard {shard}: table {table} ({name:?}) does not count how often an id comes, and the push says so"
+    )]
+    Uncounted {
+        /// The shard that refuses.
+        shard: u32,
+        /// The table.
+        table: u32,
+        /// Its name.
+        name: String,
+    },
     /// Two sections for one table: in which order they change a row would be ambiguous to replay.
     #[error("push refused by shard {shard}: two sections of one message name table {table}")]
     RepeatedTable {
@@ -176,7 +188,9 @@ impl PushRefusal {
                 (RefusalKind::NonFinite, table)
             }
             PushRefusal::NoOptimizer { table, .. } => (RefusalKind::NoOptimizer, table),
-            PushRefusal::Encoding { table, .. } => (RefusalKind::Encoding, table),
+            PushRefusal::Encoding { table, .. } | PushRefusal::Uncounted { table, .. } => {
+                (RefusalKind::Encoding, table)
+            }
             PushRefusal::RepeatedTable { table, .. } => (RefusalKind::RepeatedTable, table),
             PushRefusal::LearningRate { table, .. } => (RefusalKind::LearningRate, table),
             PushRefusal::SeqZero { .. } => (RefusalKind::SeqZero, 0),

@@ -55,6 +55,7 @@ fn drop_table(target: &Target<'_>, number: u32) -> CommandOutcome {
     // Also a number never seen here: it must not appear later.
     small.dropped.entry(number).or_insert(target.index);
     small.floors.remove(&number);
+    small.clocks.remove(&number);
     if Arc::make_mut(&mut small.schemas).remove(&number).is_some() {
         target.rows.drop_table(number, &small.schemas);
         target.offences.forget(number);

@@ -63,6 +63,7 @@ pub(super) fn apply(
         };
         change_section(target, scratch, &section, (schema, policy), step)?;
     }
+    target.note_clock(&schemas, body.sections().map(|section| section.table), step);
     target.small.lock().small.steps.record(job, step, part, of, target.index);
     scratch.offences.count(target, Source::Step { job });
     Ok(CommandOutcome::Done)

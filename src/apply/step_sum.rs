@@ -4,6 +4,7 @@
 //! - contributions are added in the order they are given (by rank), a contributor's parts in their order, in f32, beginning with
 //!   the first value itself: the same contributions give the same bits, whoever adds them;
 //! - parts are cut by key ranges of equal width: no key is in two of them, however often they are cut into as many;
+//! - occurrences of an id are added over contributors, where its table counts them;
 //! - each table's policy for values that are not finite is applied to the gradients before they are added, as it is to a push.
 //!
 //! Not here: who contributes (`ingest::step_buffer`), what becomes of a sum that is not finite (`step`).
@@ -55,6 +56,8 @@ struct TableSum {
     /// In order of first appearance.
     keys: Vec<u64>,
     sums: Vec<f32>,
+    /// How often each key came; empty where that does not count.
+    occurrences: Vec<u32>,
 }
 
 /// See the module.
@@ -100,7 +103,7 @@ impl StepSum {
                     && schema.dim() == section.dim
                 {
                     let policy = schema.non_finite();
-                    if let Some(rows) = sum.add(&section, policy, &mut values) {
+                    if let Some(rows) = sum.add(&section, schema, &mut values) {
                         let (table, action) = (section.table, action_of(policy));
                         sum.offences.push(StepOffence { contributor, table, action, rows });
                     }
@@ -121,14 +124,15 @@ impl StepSum {
     }
 
     /// Adds a section's rows; answers those that the policy skipped or clipped.
-    fn add(&mut self, section: &Section<'_>, policy: NonFinite, values: &mut Vec<f32>) -> Option<BadRows> {
-        let mut bad = None;
+    fn add(&mut self, section: &Section<'_>, schema: &TableSchema, values: &mut Vec<f32>) -> Option<BadRows> {
+        let (mut bad, policy) = (None, schema.non_finite());
         let dim = section.dim as usize;
         let table = self.tables.entry(section.table).or_insert_with(|| TableSum {
             dim,
             places: HashMap::default(),
             keys: Vec::new(),
             sums: Vec::new(),
+            occurrences: Vec::new(),
         });
         values.resize(dim, 0.0);
         for (row, key) in section.keys().enumerate() {
@@ -146,10 +150,16 @@ impl StepSum {
             if place == next {
                 table.keys.push(key);
                 table.sums.extend_from_slice(values);
+                if schema.rules().counts() {
+                    table.occurrences.push(0);
+                }
             } else {
                 let start = place as usize * dim;
                 let sums = &mut table.sums[start..start + dim];
                 sums.iter_mut().zip(&*values).for_each(|(sum, value)| *sum += value);
+            }
+            if let Some(occurrences) = table.occurrences.get_mut(place as usize) {
+                *occurrences = occurrences.saturating_add(section.occurrences(row));
             }
         }
         bad
@@ -158,7 +168,7 @@ impl StepSum {
     /// Into how many parts it is cut, so that most entries are not longer than a push, and none is too long. At least one: also
     /// a step without rows is applied.
     pub(crate) fn parts(&self) -> u32 {
-        let row_bytes = |table: &TableSum| 8 + table.dim * 4;
+        let row_bytes = |table: &TableSum| 8 + table.dim * 4 + usize::from(!table.occurrences.is_empty()) * 4;
         let bytes: usize = self.tables.values().map(|table| table.keys.len() * row_bytes(table)).sum();
         // Some are fuller than others.
         let mut of = (bytes.div_ceil(PUSH_BODY_BYTES_MAX / 4 * 3) as u32).clamp(1, PARTS_MAX);
@@ -195,7 +205,13 @@ impl StepSum {
             for (body, rows) in bodies.iter_mut().zip(&rows).filter(|(_, rows)| !rows.is_empty()) {
                 let keys: Vec<u64> = rows.iter().map(|place| table.keys[*place as usize]).collect();
                 let dim = table.dim as u32;
-                let payload = body.section(*number, Operation::Gradient, Encoding::F32, dim, None, &keys);
+                let came = rows.iter().filter_map(|place| table.occurrences.get(*place as usize).copied());
+                let came: Vec<u32> = came.collect();
+                let payload = if came.is_empty() {
+                    body.section(*number, Operation::Gradient, Encoding::F32, dim, None, &keys)
+                } else {
+                    body.counted_section(*number, Encoding::F32, dim, None, &keys, &came)
+                };
                 let places = payload.chunks_exact_mut(table.dim * 4);
                 for (to, place) in places.zip(rows) {
                     let start = *place as usize * table.dim;

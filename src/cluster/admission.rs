@@ -52,6 +52,13 @@ impl Node {
             let what = format!("node {} belongs to cluster {}", status.node, status.cluster_id);
             return Err(RequestError::new(ErrorKind::WrongCluster, what));
         }
+        if status.cluster_version_max < state.cluster_version {
+            let what = format!(
+                "the build of node {} knows cluster versions up to {}, the cluster is of version {}",
+                status.node, status.cluster_version_max, state.cluster_version
+            );
+            return Err(RequestError::new(ErrorKind::Conflict, what));
+        }
         // What it holds and does not list as quarantined is alive, started or not.
         let holds =
             |replica: u64| status.replicas.iter().any(|r| r.replica == replica && r.role != "quarantined");

@@ -5,10 +5,12 @@
 pub mod admission;
 pub mod agent;
 pub mod bootstrap;
+mod cluster_version;
 pub mod disk_keeper;
 mod disk_probe;
 pub mod disk_watch;
 pub mod error;
+pub mod evictions;
 pub mod freshness;
 pub mod identity;
 pub mod jobs;

@@ -8,6 +8,7 @@ use evershard_raft::{Group, Role};
 use super::identity::ListedReplica;
 use super::node::Node;
 use super::replicas::ShardReplica;
+use crate::model::CLUSTER_VERSION_MAX;
 use crate::shard::ScrubResult;
 
 impl Node {
@@ -41,6 +42,7 @@ impl Node {
             software_version: env!("CARGO_PKG_VERSION").into(),
             ready: self.readiness.problem().is_none(),
             given_up: self.given_up(),
+            cluster_version_max: CLUSTER_VERSION_MAX,
             disk: Some(self.disk.status(self.config.node_id)),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }

@@ -17,7 +17,7 @@ use futures_util::future::try_join_all;
 
 use super::node::Node;
 use crate::meta::state::{META_SHARD, find_table};
-use crate::model::TableSchema;
+use crate::model::{TableSchema, needed_cluster_version};
 use crate::service::RequestError;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -26,7 +26,7 @@ impl Node {
     /// Creates a table, or finds that it exists with this definition.
     ///
     /// # Errors
-    /// INVALID for a definition that makes no sense, CONFLICT for another one under the same name.
+    /// INVALID for a definition that makes no sense or that a node's build does not know, CONFLICT for another one under the same name.
     pub async fn create_table(
         self: &Arc<Self>,
         definition: TableDefinition,
@@ -34,6 +34,7 @@ impl Node {
         self.require_cluster()?;
         let deadline = Instant::now() + DEADLINE;
         TableSchema::new(0, &definition).map_err(|e| RequestError::new(e.kind(), e.to_string()))?;
+        self.require_cluster_version(needed_cluster_version(&definition), deadline).await?;
         let create = Command::CreateTable(CreateTable { definition: Some(definition) });
         let outcome = self.propose_meta(create, deadline).await?;
         let table = outcome

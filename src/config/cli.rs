@@ -96,6 +96,10 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_threads: Option<usize>,
+    /// How often a leader looks for rows that go by the eviction rules of their tables (0: never).
+    #[arg(long, value_name = "MS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction_interval_ms: Option<u64>,
     /// How often the replicas of every shard are compared, by the leader of the meta group (0: only on `evershardctl scrub`).
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -95,6 +95,8 @@ pub struct ServerConfig {
     pub reply_patience_seconds: u32,
     /// A session whose client was not heard of for this long ends.
     pub session_lease_seconds: u32,
+    /// How often the leader of a shard looks for rows that go by the eviction rules of their tables; 0: never.
+    pub eviction_interval_ms: u64,
     /// Once in this time the leader of the meta group compares the replicas of every shard; 0: only when it is asked to.
     pub scrub_interval_seconds: u32,
     /// What such a scrub finds to differ is rebuilt from the others, where more than half of them are equal.
@@ -140,6 +142,7 @@ impl Default for ServerConfig {
             step_buffer_bytes: 512 << 20,
             reply_patience_seconds: 60,
             session_lease_seconds: 3600,
+            eviction_interval_ms: 10_000,
             scrub_interval_seconds: 86_400,
             scrub_repair: true,
             snapshot_bytes_per_second: 100 << 20,

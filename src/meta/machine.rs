@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::watch;
 
+use super::cluster_version::beyond_this_build;
 use super::record::{FILE_NAME, MetaRecord, MetaRecordError};
 use super::state;
 
@@ -105,8 +106,11 @@ impl MetaMachine {
                 let halt = |reason| Halt { index: entry.position.index, reason };
                 let command = MetaCommand::decode(command.clone())
                     .map_err(|e| halt(format!("a meta command does not decode: {e}")))?;
-                if command.command.is_none() {
+                let Some(known) = &command.command else {
                     return Err(halt("a meta command of a newer version".into()));
+                };
+                if let Some(reason) = beyond_this_build(known) {
+                    return Err(halt(reason));
                 }
                 state::apply(&mut record.state, command)
             }

@@ -16,7 +16,7 @@ use evershard_proto::v1::{
     self, GroupPlacement, MetaCommand, MetaOutcome, MetaSession, MetaState, MetaTable, ReplicaPlacement,
 };
 
-use super::{jobs, set_optimizer, steps};
+use super::{cluster_version, jobs, set_optimizer, steps};
 use crate::model::TableSchema;
 
 /// The shard number that stands for the meta group in a placement.
@@ -36,6 +36,7 @@ pub fn apply(state: &mut MetaState, command: MetaCommand) -> MetaOutcome {
         Command::ActivateTable(activate) => apply_activate_table(state, &activate),
         Command::RemoveTable(remove) => apply_remove_table(state, &remove),
         Command::SetOptimizer(set) => set_optimizer::apply(state, set),
+        Command::RaiseVersion(raise) => cluster_version::apply_raise(state, &raise),
         Command::OpenSession(open) => apply_open_session(state, open),
         Command::ExpireSessions(expire) => {
             state.sessions.retain(|s| !expire.sessions.contains(&s.session));
@@ -108,6 +109,9 @@ fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOut
             return conflict(format!("table {name:?} exists with another definition: {differing}{how}"));
         }
         return MetaOutcome { table: Some(description(known)), ..MetaOutcome::default() };
+    }
+    if let Some(refused) = cluster_version::check_definition(state, &definition) {
+        return refused;
     }
     if state.tables.len() >= TABLES_MAX {
         return refused(format!("the cluster has {TABLES_MAX} tables already"));

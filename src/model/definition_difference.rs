@@ -10,12 +10,14 @@ type Field = (&'static str, fn(&TableDefinition) -> String);
 /// Field by field: what the table has, and what was asked for.
 #[must_use]
 pub fn differences(known: &TableDefinition, asked: &TableDefinition) -> String {
-    let fields: [Field; 5] = [
+    let fields: [Field; 7] = [
         ("kind", kind_of),
         ("dim", |d| d.dim.to_string()),
         ("optimizer", optimizer_of),
         ("initializer", initializer_of),
         ("non_finite", non_finite_of),
+        ("admission", admission_of),
+        ("eviction", eviction_of),
     ];
     let differing: Vec<String> = fields
         .iter()
@@ -40,6 +42,20 @@ fn kind_of(definition: &TableDefinition) -> String {
 fn non_finite_of(definition: &TableDefinition) -> String {
     let policy = NonFinitePolicy::try_from(definition.non_finite);
     policy.map_or_else(|_| definition.non_finite.to_string(), |policy| word(policy.as_str_name()))
+}
+
+fn admission_of(definition: &TableDefinition) -> String {
+    let Some(rule) = &definition.admission else { return "none".to_owned() };
+    let (frequency, probability) = (rule.filter_freq, rule.admit_probability);
+    format!("Admission(filter_freq={frequency}, probability={probability}, seed={})", rule.seed)
+}
+
+fn eviction_of(definition: &TableDefinition) -> String {
+    let Some(rule) = &definition.eviction else { return "none".to_owned() };
+    format!(
+        "Eviction(expire_seconds={}, steps_to_live={}, min_l2={}, max_rows={})",
+        rule.expire_seconds, rule.steps_to_live, rule.min_l2, rule.max_rows
+    )
 }
 
 fn optimizer_of(definition: &TableDefinition) -> String {

@@ -11,6 +11,7 @@ mod hyper_parameters;
 mod key_range;
 mod offence;
 mod outcome;
+mod row_rules;
 mod schema;
 mod schema_error;
 mod session_table;
@@ -22,7 +23,13 @@ pub use key_range::KeyRange;
 pub use offence::{Action, BadRows, BadValue, Offence, OffenceCounts, Source};
 pub(crate) use outcome::refusal_kind;
 pub use outcome::{OutcomeError, PushOutcome, Refusal, RefusalKind};
+pub use row_rules::{RowNotes, RowRules, RowUse, needed_cluster_version};
 pub use schema::{NonFinite, TableSchema};
 pub use schema_error::SchemaError;
 pub use session_table::{Admission, Session, SessionTable};
 pub use step_table::{StepAdmission, StepProgress, StepTable};
+
+/// The cluster version from which on tables may admit and evict rows.
+pub const CLUSTER_VERSION_ROW_RULES: u32 = 1;
+/// The highest cluster version that this build knows.
+pub const CLUSTER_VERSION_MAX: u32 = CLUSTER_VERSION_ROW_RULES;

@@ -2,12 +2,13 @@
 //!
 //! Invariants:
 //! - a [`TableSchema`] exists only for a valid definition; nothing is repaired on the way;
-//! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent; hyper-parameters may,
-//!   under a growing version.
+//! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent, and notes where the rules for
+//!   rows need them; hyper-parameters may, under a growing version.
 
 use evershard_proto::{limits, v1};
 use evershard_storage::table::RowShape;
 
+use super::RowRules;
 use super::SchemaError;
 use super::hyper_parameters::Checker;
 use crate::optimizer::{Distribution, Initializer, Optimizer};
@@ -33,6 +34,7 @@ pub struct TableSchema {
     optimizer: Option<Optimizer>,
     initializer: Initializer,
     non_finite: NonFinite,
+    rules: RowRules,
 }
 
 impl TableSchema {
@@ -59,6 +61,7 @@ impl TableSchema {
         let optimizer =
             definition.optimizer.as_ref().map(|optimizer| check.optimizer(optimizer)).transpose()?;
         let initializer = check.initializer(definition.initializer.as_ref(), definition.dim)?;
+        let rules = RowRules::new(definition)?;
         Ok(TableSchema {
             number,
             version: 0,
@@ -66,6 +69,7 @@ impl TableSchema {
             optimizer,
             initializer,
             non_finite,
+            rules,
         })
     }
 
@@ -104,11 +108,11 @@ impl TableSchema {
         self.definition.dim
     }
 
-    /// Floats a row: weights, then optimizer state.
+    /// Floats a row: weights, then optimizer state, then notes.
     #[must_use]
     pub fn shape(&self) -> RowShape {
         let state = self.optimizer.map_or(0, |optimizer| optimizer.state_floats(self.dim()));
-        RowShape { dim: self.dim(), state }
+        RowShape { dim: self.dim(), state, notes: self.rules.notes() }
     }
 
     /// How the table learns; `None` when it takes no gradients.
@@ -127,6 +131,12 @@ impl TableSchema {
     #[must_use]
     pub fn non_finite(&self) -> NonFinite {
         self.non_finite
+    }
+
+    /// Which rows there are.
+    #[must_use]
+    pub fn rules(&self) -> &RowRules {
+        &self.rules
     }
 
     /// The definition as it was given.
@@ -172,6 +182,7 @@ impl TableSchema {
             && self.definition.kind == other.definition.kind
             && self.definition.dim == other.definition.dim
             && self.non_finite == other.non_finite
+            && self.rules == other.rules
             && start(self) == start(other)
     }
 

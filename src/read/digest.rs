@@ -1,10 +1,10 @@
 //! An order-independent digest of rows: the sum, modulo 2^128, of a hash of each live row.
 //!
-//! What enters: table, key, weights, optimizer state, step count. What does not: versions and tombstones, which differ
-//! between groups that hold the same rows (design 14.1).
+//! What enters: table, key, weights, optimizer state, step count, notes; of a counting record, which has no weights, how often its
+//! id came. What does not: versions and tombstones, which differ between groups that hold the same rows (design 14.1).
 //!
 //! ```text
-//! words  = weights then state, two f32 (little-endian bits) a word, the last one padded with zeros
+//! words  = weights then state, two f32 (little-endian bits) a word, the last one padded with zeros; then each note, a word
 //! a, b   = seeds mixed with table, key, steps and the number of weights
 //! a      = ((a ^ word) x P1), xor-shifted by 32; b = ((b rotated by 29) ^ word) x P2, xor-shifted by 31
 //! hash   = mix64(a) | mix64(b ^ a) << 64
@@ -12,7 +12,7 @@
 //!
 //! A scrub's digest starts from a hash of the small state (sessions, schemas, clock), whose bytes take the words' place.
 //!
-//! A NaN enters as one canonical NaN: its bits are the only ones in f32 arithmetic that processors disagree on. The
+//! A NaN, but not in a note, enters as one canonical NaN: its bits are the only ones in f32 arithmetic that processors disagree on. The
 //! function is part of a format (manifests carry digests): golden values in the tests.
 
 use std::fmt;
@@ -29,14 +29,22 @@ const CANONICAL_NAN: u32 = 0x7fc0_0000;
 pub struct Digest(u128);
 
 impl Digest {
-    /// Adds a live row. Adding is commutative.
+    /// Adds a live row or a counting record. Adding is commutative.
     pub fn add_row(&mut self, table: u32, key: u64, row: &RowRef<'_>) {
-        self.add(table, key, row.header().steps, row.weights().len(), row.floats());
+        let weights = if row.is_live() { row.weights().len() } else { 0 };
+        self.add(table, key, row.header().steps, weights, (row.values(), row.notes()));
     }
 
-    /// Adds a row from its parts: `floats` are `weights` weights, then optimizer state.
-    pub fn add(&mut self, table: u32, key: u64, steps: u32, weights: usize, floats: &[f32]) {
-        self.0 = self.0.wrapping_add(hash(table, key, steps, weights as u64, floats));
+    /// Adds a row from its parts: `values` are `weights` weights, then optimizer state.
+    pub fn add(
+        &mut self,
+        table: u32,
+        key: u64,
+        steps: u32,
+        weights: usize,
+        (values, notes): (&[f32], &[f32]),
+    ) {
+        self.0 = self.0.wrapping_add(hash(table, key, (steps, weights as u64), values, notes));
     }
 
     /// Adds what a replica holds beside its rows, as bytes.
@@ -75,7 +83,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-fn hash(table: u32, key: u64, steps: u32, weights: u64, floats: &[f32]) -> u128 {
+fn hash(table: u32, key: u64, (steps, weights): (u32, u64), floats: &[f32], notes: &[f32]) -> u128 {
     let mut lanes = Lanes::new(key);
     lanes.enter(u64::from(table) | (u64::from(steps) << 32));
     lanes.enter(weights);
@@ -86,6 +94,10 @@ fn hash(table: u32, key: u64, steps: u32, weights: u64, floats: &[f32]) -> u128 
     }
     if let [last] = rest {
         lanes.enter(canonical(*last));
+    }
+    for note in notes {
+        // Words, not numbers.
+        lanes.enter(u64::from(note.to_bits()));
     }
     lanes.finish()
 }
@@ -126,7 +138,7 @@ mod tests {
     fn digest(rows: &[(u32, u64, u32, usize, Vec<f32>)]) -> Digest {
         let mut digest = Digest::default();
         for (table, key, steps, weights, floats) in rows {
-            digest.add(*table, *key, *steps, *weights, floats);
+            digest.add(*table, *key, *steps, *weights, (floats, &[]));
         }
         digest
     }

@@ -204,7 +204,7 @@ impl ColdPull {
         self.rows
             .fetch(table, shape, &self.absent.keys, &mut fetched)
             .map_err(|error| ReadError::Disk { table, reason: error.to_string() })?;
-        let mut found = fetched.iter().filter(|(_, header, _)| !header.is_tombstone()).peekable();
+        let mut found = fetched.iter().filter(|(_, header, _)| header.is_live()).peekable();
         let mut initial = vec![0.0; shape.dim as usize];
         for (number, (key, position)) in self.absent.keys.iter().zip(&self.positions).enumerate() {
             let at = self.start + position * row_bytes;
@@ -249,7 +249,7 @@ impl Pull {
         let Pull { keys, initial, cold, absent, done } = self;
         table.visit(keys, |position, row| {
             let is_absent = row.is_none();
-            let row = row.filter(|row| !row.is_tombstone());
+            let row = row.filter(|row| row.is_live());
             match (row, absent.as_mut()) {
                 (Some(row), _) => put_floats(row.weights(), rows),
                 (None, Some(absent)) if is_absent && may_be_cold => {

@@ -61,7 +61,10 @@ impl Reader {
             // The iterator shows what is there now.
             move || drop(set),
             |key, header, floats| {
-                if !header.is_tombstone() && header.version >= floor && floats.len() != shape.floats() {
+                if header.version >= floor
+                    && !header.is_tombstone()
+                    && floats.len() != shape.stored_floats(header)
+                {
                     misfit = Some((key, floats.len()));
                     return ControlFlow::Break(());
                 }
@@ -114,7 +117,7 @@ impl CopiedRows {
         lowest.sort_unstable();
         let (mut rows, mut weights) = (Vec::with_capacity(lowest.len()), Vec::new());
         for (key, slot) in &lowest {
-            let live = table.row_at(*slot).filter(|(_, row)| !row.is_tombstone()).map(|(_, row)| {
+            let live = table.row_at(*slot).filter(|(_, row)| row.is_live()).map(|(_, row)| {
                 let at = weights.len();
                 weights.extend_from_slice(row.weights());
                 at
@@ -172,7 +175,7 @@ impl Merge {
             return ControlFlow::Break(());
         }
         self.looks_left -= 1;
-        if header.is_tombstone() || header.version < floor {
+        if !header.is_live() || header.version < floor {
             return ControlFlow::Continue(());
         }
         let dim = self.dim;

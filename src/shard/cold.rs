@@ -150,7 +150,7 @@ impl Rows {
         let mut misfit = None;
         let read = self.store().get_many(table, keys, |position, row| {
             let Some((header, floats)) = row.filter(|(header, _)| header.version >= floor) else { return };
-            if !header.is_tombstone() && floats.len() != shape.floats() {
+            if !header.is_tombstone() && floats.len() != shape.stored_floats(header) {
                 misfit.get_or_insert((keys[position], floats.len()));
                 return;
             }

@@ -85,6 +85,8 @@ pub struct ShardMachine {
     /// As `warmed`, of the rows that were used most.
     hottest_warmed: AtomicBool,
     broken: AtomicBool,
+    /// As in the small state, for whoever stamps entries: read without a lock.
+    clock_ms: AtomicU64,
 }
 
 impl ShardMachine {
@@ -106,6 +108,7 @@ impl ShardMachine {
             Arc::clone(&store),
             (options.budget, options.on_damage),
         );
+        let clock_ms = AtomicU64::new(recovered.applied.small.clock_ms);
         let mark = SnapshotMark {
             position: recovered.applied.position,
             membership: recovered.applied.membership.clone(),
@@ -126,6 +129,7 @@ impl ShardMachine {
             warmed: AtomicBool::new(false),
             hottest_warmed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            clock_ms,
         })
     }
 
@@ -174,7 +178,13 @@ impl ShardMachine {
     /// The replicated clock, in milliseconds since 1970.
     #[must_use]
     pub fn clock_ms(&self) -> u64 {
-        self.small.lock().small.clock_ms
+        self.clock_ms.load(Ordering::Acquire)
+    }
+
+    /// The step of a table whose rows live for so many steps: the highest clock of its pushes.
+    #[must_use]
+    pub fn table_step(&self, table: u32) -> u64 {
+        self.small.lock().small.clocks.get(&table).copied().unwrap_or(0)
     }
 
     /// The last sequence number of a session that was applied or refused here; 0 when there is none.
@@ -364,6 +374,11 @@ impl ShardMachine {
         dirty > all / 2
     }
 
+    /// The small state has another clock, or is another one.
+    pub(super) fn set_clock(&self, state: &AppliedState) {
+        self.clock_ms.store(state.small.clock_ms, Ordering::Release);
+    }
+
     pub(super) fn break_down(&self) {
         self.broken.store(true, Ordering::Release);
     }
@@ -388,12 +403,14 @@ impl ShardMachine {
         let answer = match &entry.content {
             EntryContent::Blank | EntryContent::Membership(_) => Bytes::new(),
             EntryContent::Command { command, time_ms } => {
+                let clock_ms = self.clock_ms().max(*time_ms);
                 let target = Target {
                     small: &self.small,
                     rows: &self.rows,
                     offences: &self.offences,
                     index,
                     time_ms: *time_ms,
+                    clock_ms,
                 };
                 applier.command(&target, command)?
             }
@@ -404,6 +421,7 @@ impl ShardMachine {
             EntryContent::Membership(membership) => state.membership = membership.clone(),
             EntryContent::Command { time_ms, .. } => {
                 state.small.clock_ms = state.small.clock_ms.max(*time_ms);
+                self.set_clock(&state);
             }
         }
         state.position = Some(entry.position);
@@ -430,6 +448,10 @@ impl StateMachine for ShardMachine {
             waker.wake();
         }
         Ok(answers)
+    }
+
+    fn clock_ms(&self) -> u64 {
+        self.clock_ms.load(Ordering::Acquire)
     }
 
     fn announced(&self, command: &Bytes) {

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use evershard_proto::push_body::{KIND_PUSH, PushBody};
-use evershard_proto::shard_command::{KIND_STEP, ShardCommand};
+use evershard_proto::shard_command::{KIND_EVICT, KIND_STEP, ShardCommand};
 
 use super::cold::Fetched;
 use super::rows::Rows;
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Prefetches {
 impl Prefetches {
     /// These rows will be needed. Never waits.
     pub(crate) fn hint(&self, rows: &Arc<Rows>, command: &Bytes) {
-        if matches!(command.first(), Some(&(KIND_PUSH | KIND_STEP))) && rows.may_lack_rows() {
+        if matches!(command.first(), Some(&(KIND_PUSH | KIND_STEP | KIND_EVICT))) && rows.may_lack_rows() {
             let hint = Hint { rows: Arc::downgrade(rows), command: command.clone() };
             if self.queue.try_send(hint).is_err() {
                 metrics::counter!(crate::telemetry::metric_definitions::PREFETCHES_DROPPED_TOTAL)
@@ -110,6 +110,12 @@ fn run(hints: &Receiver<Hint>) {
         // A replica that is gone, and what is no push, need nothing.
         let Some(rows) = hint.rows.upgrade() else { continue };
         let sums = match ShardCommand::decode(&hint.command) {
+            Ok(ShardCommand::Evict { table, rows: evicted, .. }) => {
+                keys.clear();
+                keys.extend(evicted.iter().map(|row| row.key));
+                fetch(&rows, table, &keys, &mut fetched);
+                continue;
+            }
             Ok(ShardCommand::Step { body, .. }) => Some(body),
             _ => None,
         };

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use evershard_storage::rocks::ReplicaStore;
-use evershard_storage::table::Table;
+use evershard_storage::table::{RowHeader, Slot, Table};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::cold::ColdCounts;
@@ -109,6 +109,14 @@ impl TableEntry<'_> {
     fn evict(&mut self, rows: u32, slots_max: u32) -> u32 {
         let (scans, number) = (&mut *self.scans, self.number);
         self.table.evict(rows, slots_max, |slot, key, row| scans.before_leave(number, slot, key, row))
+    }
+
+    /// Leaves a tombstone in the place of what is there, with the version of the entry that removes it.
+    pub(crate) fn bury(&mut self, number: u32, slot: Slot, key: u64, version: u64) {
+        self.scans.before_change(number, slot, key, self.table.row(slot));
+        let mut row = self.table.row_mut(slot);
+        row.floats_mut().fill(0.0);
+        *row.header_mut() = RowHeader { version, steps: 0, flags: RowHeader::TOMBSTONE };
     }
 
     /// Forgets a tombstone that replay does not need any more and that the store has.

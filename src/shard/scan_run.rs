@@ -124,10 +124,10 @@ impl<'a> Pass<'a> {
             return Ok(());
         }
         let shape = table.shape;
-        if floats.len() != shape.floats() {
+        if floats.len() != shape.stored_floats(header) {
             return Err(self.rows.misfit(number, key, floats.len(), shape));
         }
-        table.rows += 1;
+        table.rows += u64::from(header.is_live());
         let row = RowRef::from_parts(header, floats, shape);
         self.gathered.digest.add_row(number, key, &row);
         if let Some(warm) = &mut self.warm {

@@ -13,7 +13,7 @@
 //! - a row whose version is above the scan's index was not there, or was added when it changed;
 //! - the digest is a sum, so the order does not matter.
 //!
-//! Invariant: every live row as of the index is added exactly once.
+//! Invariant: every live row and counting record as of the index is added exactly once.
 //!
 //! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`), the pass (`scan_run`).
 
@@ -126,7 +126,9 @@ impl Gathered {
         }
         if row.header().version <= self.index && !row.is_tombstone() {
             self.digest.add_row(number, key, &row);
-            if let Some(table) = self.tables.get_mut(&number) {
+            if row.is_live()
+                && let Some(table) = self.tables.get_mut(&number)
+            {
                 table.rows += 1;
             }
         }

@@ -7,12 +7,13 @@
 //!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
 //! schemas:   count u32, each: length u32 | TableDescription (protobuf)
 //! dropped:   count u32, each: number u32 | index u64
-//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (not version 1)
-//! floors:    count u32, each: table u32 | index u64 (version 3 alone)
+//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (from version 2 on)
+//! floors:    count u32, each: table u32 | index u64 (version 3)
+//! clocks:    count u32, each: table u32 | clock u64 (version 3)
 //! ```
 //!
-//! A state without steps and changed definitions is of version 1, and one where no table was cleared of version 2, as builds
-//! wrote it that knew none. All little-endian; everything in ascending order
+//! A state without steps and changed definitions is of version 1, and one where no table was cleared and none admits or evicts
+//! rows of version 2, as builds wrote it that knew none. All little-endian; everything in ascending order
 //! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
@@ -29,8 +30,8 @@ use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, Tabl
 const VERSION: u8 = 1;
 /// With steps, or with definitions that were changed.
 const VERSION_STEPS: u8 = 2;
-/// With tables that were cleared.
-const VERSION_FLOORS: u8 = 3;
+/// With tables that were cleared, or that admit or evict rows.
+const VERSION_ROW_RULES: u8 = 3;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,21 +93,23 @@ impl SmallState {
                 bytes.put_u64_le(progress.index);
             }
         }
-        if version >= VERSION_FLOORS {
-            bytes.put_u32_le(self.floors.len() as u32);
-            for (number, index) in &self.floors {
-                bytes.put_u32_le(*number);
-                bytes.put_u64_le(*index);
+        if version >= VERSION_ROW_RULES {
+            for numbers in [&self.floors, &self.clocks] {
+                bytes.put_u32_le(numbers.len() as u32);
+                for (table, number) in numbers {
+                    bytes.put_u32_le(*table);
+                    bytes.put_u64_le(*number);
+                }
             }
         }
         bytes.freeze()
     }
 
-    /// The lowest version that loses nothing: builds of the one before know no floors, and those of version 1 no steps, and no
-    /// versions of definitions that were changed.
+    /// The lowest version whose builds lose nothing of it. Of version 1 they would lose steps, and the version of a definition
+    /// that was changed; of version 2 the floors of cleared tables, and the rules of a table for its rows.
     fn version_needed(&self) -> u8 {
-        if !self.floors.is_empty() {
-            VERSION_FLOORS
+        if self.has_row_rules() || !self.clocks.is_empty() || !self.floors.is_empty() {
+            VERSION_ROW_RULES
         } else if !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0) {
             VERSION_STEPS
         } else {
@@ -124,7 +127,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if !(VERSION..=VERSION_FLOORS).contains(&version) {
+        if !(VERSION..=VERSION_ROW_RULES).contains(&version) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -139,16 +142,19 @@ impl SmallState {
             dropped.insert(reader.u32()?, reader.u64()?);
         }
         let steps = if version >= VERSION_STEPS { reader.steps()? } else { StepTable::default() };
-        let mut floors = BTreeMap::new();
-        if version >= VERSION_FLOORS {
-            for _ in 0..reader.u32()? {
-                floors.insert(reader.u32()?, reader.u64()?);
+        let (mut floors, mut clocks) = (BTreeMap::new(), BTreeMap::new());
+        if version >= VERSION_ROW_RULES {
+            for numbers in [&mut floors, &mut clocks] {
+                for _ in 0..reader.u32()? {
+                    numbers.insert(reader.u32()?, reader.u64()?);
+                }
             }
         }
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
-        let state = SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps, floors };
+        let state =
+            SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps, floors, clocks };
         let needed = state.version_needed();
         if version != needed {
             return Err(reader.error(format!("version {version} of a state that version {needed} holds")));
@@ -257,12 +263,6 @@ mod tests {
         state
     }
 
-    fn sample_with_floors() -> SmallState {
-        let mut state = sample_with_steps();
-        state.floors.insert(9, 71);
-        state
-    }
-
     fn sample_with_steps() -> SmallState {
         let mut state = sample();
         state.steps.record(3, 41, 0, 1, 70);
@@ -283,7 +283,7 @@ mod tests {
         );
         let cleared = SmallState { floors: [(9, 5), (2, u64::MAX)].into(), ..sample() };
         for state in
-            [sample(), sample_with_steps(), sample_with_floors(), changed, cleared, SmallState::default()]
+            [sample(), sample_with_steps(), sample_with_rules(), changed, cleared, SmallState::default()]
         {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
@@ -316,10 +316,23 @@ mod tests {
         );
     }
 
+    fn sample_with_rules() -> SmallState {
+        let mut state = sample_with_steps();
+        let eviction = Some(v1::Eviction { steps_to_live: 5, ..Default::default() });
+        let admission = Some(v1::Admission { filter_freq: 3, admit_probability: 0.5, seed: 8 });
+        let name = "users".to_owned();
+        let definition = v1::TableDefinition { name, dim: 2, admission, eviction, ..Default::default() };
+        let schema = TableSchema::new(10, &definition).expect("valid");
+        Arc::make_mut(&mut state.schemas).insert(10, Arc::new(schema));
+        state.clocks.insert(10, 99);
+        state.floors.insert(9, 71);
+        state
+    }
+
     #[test]
     fn version_3_stays_as_it_is() {
-        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-3.bin", &sample_with_floors().encode());
-        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_floors()));
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-3.bin", &sample_with_rules().encode());
+        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_rules()));
     }
 
     #[test]
@@ -339,7 +352,7 @@ mod tests {
         fn fuzz_small_state(bytes in bytes_or_damaged(prop_oneof![
             Just(sample().encode().to_vec()),
             Just(sample_with_steps().encode().to_vec()),
-            Just(sample_with_floors().encode().to_vec()),
+            Just(sample_with_rules().encode().to_vec()),
         ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.

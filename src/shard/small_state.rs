@@ -1,4 +1,4 @@
-//! The small replicated state beside the rows: sessions, schemas, clock, steps. Changed by `apply` in log order, noted whole by
+//! The small replicated state beside the rows: sessions, schemas, clocks, steps. Changed by `apply` in log order, noted whole by
 //! each flush cycle.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use evershard_raft::state_machine::LogPosition;
 
-use crate::model::{SessionTable, StepTable, TableSchema};
+use crate::model::{SessionTable, StepTable, TableSchema, needed_cluster_version};
 
 /// What a replica's state holds besides rows. Everything in it follows from the log.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -25,6 +25,16 @@ pub struct SmallState {
     pub steps: StepTable,
     /// Tables that were cleared, and the entry that did it last: rows of lower versions are no rows.
     pub floors: BTreeMap<u32, u64>,
+    /// Of tables whose rows live for so many steps: the highest clock of the pushes that changed them.
+    pub clocks: BTreeMap<u32, u64>,
+}
+
+impl SmallState {
+    /// Whether some table admits or evicts rows.
+    #[must_use]
+    pub fn has_row_rules(&self) -> bool {
+        self.schemas.values().any(|schema| needed_cluster_version(schema.definition()) > 0)
+    }
 }
 
 /// The small state with its place in the log.

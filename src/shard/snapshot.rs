@@ -51,6 +51,7 @@ impl ShardMachine {
         self.rows.replace((loaded.tables, floors), schemas, loaded.applied.index(), loaded.complete_at);
         self.warm_up_again();
         *small = loaded.applied;
+        self.set_clock(&small);
         self.set_mark(mark_of(&state));
         Ok(())
     }

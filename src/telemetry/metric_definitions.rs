@@ -59,6 +59,8 @@ pub const SNAPSHOT_BYTES_TOTAL: &str = "evershard_snapshot_bytes_total";
 pub const SNAPSHOT_CHUNKS_REPEATED_TOTAL: &str = "evershard_snapshot_chunks_repeated_total";
 /// Bytes of raft snapshots sent a second, of late.
 pub const SNAPSHOT_BYTES_PER_SECOND: &str = "evershard_snapshot_bytes_per_second";
+/// Rows and counts of ids that this node, as a leader, found to go and had the shard evict; those that changed meanwhile stayed.
+pub const EVICTIONS_TOTAL: &str = "evershard_evictions_total";
 /// Shards scrubbed through this node, by `result` (`equal`, `different`, `quarantined`, `incomplete`, `failed`).
 pub const SCRUBS_TOTAL: &str = "evershard_scrubs_total";
 /// When this node last ended a scheduled scrub that compared all replicas of all shards, in unix time.
@@ -131,6 +133,7 @@ pub fn describe() {
         "Chunks sent again because they were damaged"
     );
     describe_gauge!(SNAPSHOT_BYTES_PER_SECOND, Unit::Bytes, "Bytes of raft snapshots sent a second, of late");
+    describe_counter!(EVICTIONS_TOTAL, Unit::Count, "Rows that the rules of their tables let go of");
     describe_counter!(SCRUBS_TOTAL, Unit::Count, "Shards scrubbed through this node, by result");
     describe_gauge!(SCRUBBED_TIMESTAMP_SECONDS, Unit::Seconds, "End of the last whole scrub, in unix time");
     describe_gauge!(NODE_READY, "1 when the node is ready");

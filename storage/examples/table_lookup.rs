@@ -10,7 +10,7 @@ use evershard_storage::table::{RowShape, Table};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-const SHAPE: RowShape = RowShape { dim: 64, state: 64 };
+const SHAPE: RowShape = RowShape::plain(64, 64);
 const LOOKUPS: usize = 4_000_000;
 /// Ids of a pull.
 const REQUEST: usize = 4096;

@@ -26,7 +26,7 @@ use evershard_storage::rocks::{
 };
 use evershard_storage::table::{FlushCursor, RowHeader, RowShape, Table};
 
-const SHAPE: RowShape = RowShape { dim: 1, state: 1 };
+const SHAPE: RowShape = RowShape::plain(1, 1);
 const LAST: u64 = 130;
 const NO_COMPACTION: &str = "STORE_CRASH_NO_COMPACTION";
 const KEYS: u64 = 12;

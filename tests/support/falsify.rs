@@ -27,7 +27,7 @@ fn change_a_row(folder: &Path, identity: &ReplicaIdentity, value: f32) {
     let mut first = None;
     store
         .load_rows(|table, key, header, floats| {
-            if first.is_none() && !header.is_tombstone() {
+            if first.is_none() && header.is_live() {
                 first = Some((table, key, header, floats.to_vec()));
             }
         })

@@ -5,8 +5,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
-    Encoding, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_ENCODED,
-    SECTION_BYTES,
+    Encoding, FLAG_COUNTED, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_CLEAR,
+    PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED, SECTION_BYTES,
 };
 
 /// The same content under another number and clock.
@@ -52,22 +52,56 @@ impl PushBodyBuilder {
         lr: Option<f32>,
         keys: &[u64],
     ) -> &mut [u8] {
+        self.lay_out(table, (operation, encoding), (dim, lr), keys, &[])
+    }
+
+    /// Adds a section of gradients of `keys`, each of which came as often as `occurrences` says, and gives the place for its
+    /// payload, as [`PushBodyBuilder::section`].
+    pub fn counted_section(
+        &mut self,
+        table: u32,
+        encoding: Encoding,
+        dim: u32,
+        lr: Option<f32>,
+        keys: &[u64],
+        occurrences: &[u32],
+    ) -> &mut [u8] {
+        debug_assert_eq!(keys.len(), occurrences.len());
+        self.lay_out(table, (Operation::Gradient, encoding), (dim, lr), keys, occurrences)
+    }
+
+    fn lay_out(
+        &mut self,
+        table: u32,
+        (operation, encoding): (Operation, Encoding),
+        (dim, lr): (u32, Option<f32>),
+        keys: &[u64],
+        occurrences: &[u32],
+    ) -> &mut [u8] {
         let row_bytes = if operation.has_values() { encoding.row_bytes(dim as usize) } else { 0 };
         let payload_bytes = keys.len() * row_bytes;
-        self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + payload_bytes);
+        self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + occurrences.len() * 4 + payload_bytes);
+        let mut version = PUSH_VERSION;
         if encoding != Encoding::F32 && operation.has_values() {
-            self.bytes[1] = PUSH_VERSION_ENCODED;
+            version = PUSH_VERSION_ENCODED;
         }
+        if !occurrences.is_empty() {
+            version = PUSH_VERSION_COUNTED;
+        }
+        self.bytes[1] = self.bytes[1].max(version);
         self.bytes.put_u32_le(table);
         self.bytes.put_u8(operation as u8);
         self.bytes.put_u8(encoding as u8);
-        self.bytes.put_u16_le(0);
+        self.bytes.put_u16_le(if occurrences.is_empty() { 0 } else { FLAG_COUNTED });
         self.bytes.put_u32_le(dim);
         self.bytes.put_u32_le(keys.len() as u32);
         self.bytes.put_u32_le(lr.unwrap_or(f32::NAN).to_bits());
         self.bytes.put_u32_le(0);
         for key in keys {
             self.bytes.put_u64_le(*key);
+        }
+        for occurrences in occurrences {
+            self.bytes.put_u32_le(*occurrences);
         }
         self.tables.push(table);
         let at = self.bytes.len();

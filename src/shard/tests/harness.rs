@@ -161,7 +161,7 @@ pub(super) fn entry(index: u64, content: EntryContent) -> CommittedEntry {
 }
 
 pub(super) fn command(index: u64, command: Bytes) -> CommittedEntry {
-    entry(index, EntryContent::Command { time_ms: 1_000 + (index * 37) % 101, command })
+    entry(index, EntryContent::Command { time_ms: 1_000 + (index * 37) % 101 * 100, command })
 }
 
 pub(super) fn apply(machine: &ShardMachine, entry: CommittedEntry) -> Bytes {

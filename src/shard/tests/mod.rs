@@ -9,5 +9,6 @@ mod harness;
 mod hot;
 mod non_finite;
 mod reference;
+mod rules;
 mod script;
 mod scrub;

@@ -1,4 +1,5 @@
-//! A shard written once more, slowly and plainly: hash maps, one element at a time, no versions, no batches. It applies
+//! A shard written once more, slowly and plainly: hash maps, one element at a time, no batches, and versions only because
+//! evictions name them. It applies
 //! the entries of a log once each, in order; the machine must agree with it whatever it went through.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,6 +21,19 @@ pub(super) struct Row {
     first: Vec<f32>,
     second: Vec<f32>,
     steps: u32,
+    /// Of an id that is not admitted yet: how often it came.
+    counting: Option<u32>,
+    frequency: u32,
+    seconds: u32,
+    clock: u64,
+    version: u64,
+}
+
+/// What a section comes with.
+#[derive(Clone, Copy)]
+struct Occasion {
+    index: u64,
+    clock: u64,
 }
 
 #[derive(Debug)]
@@ -35,6 +49,7 @@ pub(super) struct Reference {
     floor: u64,
     /// By job: steps that are whole, parts of the next one, of how many.
     steps: HashMap<u64, (u64, u32, u32)>,
+    clock_ms: u64,
 }
 
 impl Reference {
@@ -49,12 +64,15 @@ impl Reference {
             expired: BTreeSet::new(),
             floor: 0,
             steps: HashMap::new(),
+            clock_ms: 0,
         }
     }
 
     /// Applies an entry; for a push, what must be answered.
     pub(super) fn apply(&mut self, entry: &CommittedEntry) -> Option<PushOutcome> {
-        let EntryContent::Command { command, .. } = &entry.content else { return None };
+        let EntryContent::Command { command, time_ms } = &entry.content else { return None };
+        self.clock_ms = self.clock_ms.max(*time_ms);
+        let index = entry.position.index;
         if command[0] == evershard_proto::push_body::KIND_PUSH {
             return Some(self.push(entry.position.index, command));
         }
@@ -77,7 +95,16 @@ impl Reference {
                 self.expired.extend((0..floor).filter(|number| !live.contains(number)));
                 self.floor = self.floor.max(floor);
             }
-            ShardCommand::Step { job, step, part, of, body } => self.step((job, step), (part, of), &body),
+            ShardCommand::Step { job, step, part, of, body } => {
+                self.step(index, (job, step), (part, of), &body);
+            }
+            ShardCommand::Evict { table, rows, .. } => {
+                for row in rows {
+                    if self.version(table, row.key) == Some(row.version) {
+                        self.rows.remove(&(table, row.key));
+                    }
+                }
+            }
         }
         None
     }
@@ -122,7 +149,7 @@ impl Reference {
                 self.rows.retain(|(number, _), _| *number != section.table);
                 continue;
             }
-            self.section(&section, self.policy(section.table));
+            self.section(&section, self.policy(section.table), Occasion { index, clock: body.clock });
         }
         PushOutcome::Applied { index }
     }
@@ -131,7 +158,7 @@ impl Reference {
         v1::NonFinitePolicy::try_from(self.tables[&table].non_finite).expect("known")
     }
 
-    fn step(&mut self, (job, step): (u64, u64), (part, of): (u32, u32), body: &[u8]) {
+    fn step(&mut self, index: u64, (job, step): (u64, u64), (part, of): (u32, u32), body: &[u8]) {
         let known = self.steps.get(&job).copied();
         let (steps, parts, cut) = known.unwrap_or((step, 0, 0));
         let is_next = step == steps && part == parts && (cut == 0 || cut == of);
@@ -144,6 +171,7 @@ impl Reference {
             let is_good = section.operation == Operation::Gradient
                 && section.dim == definition.dim
                 && definition.optimizer.is_some()
+                && !(section.is_counted() && section.table < 5)
                 && section.lr.is_none_or(|lr| lr.is_finite() && lr >= 0.0)
                 && section.keys().all(|key| key >= self.range.start && key <= self.range.end);
             if is_good {
@@ -151,7 +179,7 @@ impl Reference {
                     v1::NonFinitePolicy::Reject => v1::NonFinitePolicy::SkipRow,
                     policy => policy,
                 };
-                self.section(&section, policy);
+                self.section(&section, policy, Occasion { index, clock: step });
             }
         }
         let next = if part + 1 == of { (step + 1, 0, 0) } else { (step, part + 1, of) };
@@ -174,8 +202,11 @@ impl Reference {
             if !removes && section.dim != definition.dim {
                 return refusal(RefusalKind::WrongDim);
             }
-            let encoded = body.version == 2 && section.operation != Operation::Set;
+            let encoded = body.version >= 2 && section.operation != Operation::Set;
             if !removes && section.encoding != Encoding::F32 && !encoded {
+                return refusal(RefusalKind::Encoding);
+            }
+            if section.is_counted() && table < 5 {
                 return refusal(RefusalKind::Encoding);
             }
             if section.operation == Operation::Gradient {
@@ -202,7 +233,7 @@ impl Reference {
         None
     }
 
-    fn section(&mut self, section: &Section<'_>, policy: v1::NonFinitePolicy) {
+    fn section(&mut self, section: &Section<'_>, policy: v1::NonFinitePolicy, occasion: Occasion) {
         let definition = self.tables[&section.table].clone();
         let schema = TableSchema::new(section.table, &definition).expect("valid");
         if section.operation == Operation::Remove {
@@ -213,6 +244,7 @@ impl Reference {
         }
         let mut values = all_values(section);
         let mut keys: Vec<u64> = section.keys().collect();
+        let mut came: Vec<u32> = (0..keys.len()).map(|row| section.occurrences(row)).collect();
         match policy {
             v1::NonFinitePolicy::Reject => {}
             v1::NonFinitePolicy::SkipRow => {
@@ -221,6 +253,8 @@ impl Reference {
                 values.retain(|_| *kept.next().expect("one each"));
                 let mut kept = keep.iter();
                 keys.retain(|_| *kept.next().expect("one each"));
+                let mut kept = keep.iter();
+                came.retain(|_| *kept.next().expect("one each"));
             }
             v1::NonFinitePolicy::Clip => values.iter_mut().flatten().for_each(clip),
         }
@@ -231,7 +265,9 @@ impl Reference {
             v1::NonFinitePolicy::Clip => grouped.iter_mut().flat_map(|(_, v)| v).for_each(clip),
         }
         for (key, values) in grouped {
-            let row = self.rows.entry((section.table, key)).or_insert_with(|| fresh(&schema, key));
+            let of_key = keys.iter().zip(&came).filter(|(other, _)| **other == key);
+            let came = of_key.fold(0u32, |sum, (_, came)| sum.saturating_add(*came));
+            let Some(row) = self.admitted(&schema, key, came, section.operation, occasion) else { continue };
             match section.operation {
                 Operation::Set => row.weights = values,
                 Operation::Add => row.weights.iter_mut().zip(values).for_each(|(w, v)| *w += v),
@@ -241,11 +277,64 @@ impl Reference {
         }
     }
 
+    /// The row to change, noted as changed; `None` when its id is not admitted.
+    fn admitted(
+        &mut self,
+        schema: &TableSchema,
+        key: u64,
+        came: u32,
+        operation: Operation,
+        occasion: Occasion,
+    ) -> Option<&mut Row> {
+        let place = (schema.number(), key);
+        let definition = schema.definition();
+        let (admission, eviction) = (definition.admission, definition.eviction.unwrap_or_default());
+        let before = self.rows.get(&place).and_then(|row| row.counting).unwrap_or(0);
+        let all = before.saturating_add(came);
+        let is_live = self.rows.get(&place).is_some_and(|row| row.counting.is_none());
+        let is_filtered = operation == Operation::Gradient && !is_live;
+        if is_filtered && !schema.rules().admits_id(id_of(schema.number(), key)) {
+            return None;
+        }
+        let is_rare = is_filtered && admission.is_some_and(|admission| all < admission.filter_freq);
+        let row = self.rows.entry(place).or_insert_with(|| fresh(schema, key));
+        row.version = occasion.index;
+        row.counting = is_rare.then_some(all);
+        if eviction.expire_seconds > 0 {
+            row.seconds = (self.clock_ms / 1000) as u32;
+        }
+        if eviction.steps_to_live > 0 {
+            // A row that is admitted forgets what it knew while it was counting.
+            row.clock = if is_live || is_rare { row.clock.max(occasion.clock) } else { occasion.clock };
+        }
+        if eviction.max_rows > 0 && !is_rare {
+            let more = if is_filtered { all } else { came };
+            row.frequency = row.frequency.saturating_add(more);
+        }
+        (!is_rare).then_some(row)
+    }
+
+    pub(super) fn version(&self, table: u32, key: u64) -> Option<u64> {
+        self.rows.get(&(table, key)).map(|row| row.version)
+    }
+
+    fn notes(&self, table: u32, row: &Row) -> Vec<f32> {
+        let Some(eviction) = self.tables[&table].eviction else { return vec![] };
+        assert!(eviction.max_rows > 0 && eviction.expire_seconds > 0 && eviction.steps_to_live > 0);
+        let words = [row.frequency, row.seconds, row.clock as u32, (row.clock >> 32) as u32];
+        words.map(f32::from_bits).to_vec()
+    }
+
     pub(super) fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         for ((table, key), row) in &self.rows {
+            let notes = self.notes(*table, row);
+            if let Some(came) = row.counting {
+                digest.add(*table, *key, came, 0, (&[], &notes));
+                continue;
+            }
             let floats = [&row.weights[..], &row.first, &row.second].concat();
-            digest.add(*table, *key, row.steps, row.weights.len(), &floats);
+            digest.add(*table, *key, row.steps, row.weights.len(), (&floats, &notes));
         }
         digest
     }
@@ -255,13 +344,14 @@ impl Reference {
         let schema = TableSchema::new(table, definition).expect("valid");
         let key = key_of(table, id);
         Some(match self.rows.get(&(table, key)) {
-            Some(row) => (row.weights.clone(), true),
-            None => (fresh(&schema, key).weights, false),
+            Some(row) if row.counting.is_none() => (row.weights.clone(), true),
+            _ => (fresh(&schema, key).weights, false),
         })
     }
 
     pub(super) fn rows(&self, table: u32) -> u64 {
-        self.rows.keys().filter(|(number, _)| *number == table).count() as u64
+        let live = self.rows.iter().filter(|((number, _), row)| *number == table && row.counting.is_none());
+        live.count() as u64
     }
 
     pub(super) fn tables(&self) -> Vec<u32> {
@@ -328,7 +418,7 @@ fn fresh(schema: &TableSchema, key: u64) -> Row {
         Some(Rule::Adam(_)) => (vec![0.0; dim], vec![0.0; dim]),
         Some(other) => unreachable!("no script has {other:?}"),
     };
-    Row { weights, first, second, steps: 0 }
+    Row { weights, first, second, steps: 0, counting: None, frequency: 0, seconds: 0, clock: 0, version: 0 }
 }
 
 fn train(schema: &TableSchema, row: &mut Row, gradient: &[f32], lr: Option<f32>) {

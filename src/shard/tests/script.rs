@@ -4,20 +4,22 @@
 use bytes::Bytes;
 use evershard_proto::key::key_of;
 use evershard_proto::push_body::{Encoding, Operation, PushBodyBuilder};
-use evershard_proto::shard_command::ShardCommand;
+use evershard_proto::shard_command::{EvictedRow, ShardCommand};
 use evershard_proto::v1;
 use evershard_raft::state_machine::{CommittedEntry, EntryContent};
 use proptest::prelude::*;
 
 use super::harness::{command, entry};
+use super::reference::Reference;
+use crate::model::KeyRange;
 
 /// Ids that tests use: edges, neighbours, equal low halves.
 pub(super) const IDS: [u64; 12] =
     [0, 1, 2, 3, u64::MAX, u64::MAX - 1, i64::MIN as u64, 7, 7 | 1 << 32, 7 | 2 << 32, 100, 101];
 /// Numbers of the tables that [`definition`] knows.
-pub(super) const TABLES: [u32; 4] = [1, 2, 3, 4];
+pub(super) const TABLES: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
-/// Four tables, each of another kind.
+/// Tables, each of another kind. The last two have rules for their rows.
 pub(super) fn definition(table: u32) -> v1::TableDefinition {
     use v1::{initializer, optimizer};
     let optimizer =
@@ -49,6 +51,24 @@ pub(super) fn definition(table: u32) -> v1::TableDefinition {
             non_finite: v1::NonFinitePolicy::Clip as i32,
             ..base
         },
+        5 => v1::TableDefinition {
+            dim: 2,
+            optimizer: optimizer(optimizer::Kind::Sgd(v1::Sgd { lr: 0.5 }), 0.0),
+            initializer: initializer(initializer::Kind::Uniform(v1::Uniform { low: -1.0, high: 1.0 })),
+            admission: Some(v1::Admission { filter_freq: 3, admit_probability: 0.7, seed: 4 }),
+            ..base
+        },
+        6 => v1::TableDefinition {
+            dim: 1,
+            optimizer: optimizer(
+                optimizer::Kind::Adagrad(v1::Adagrad { lr: 0.1, eps: 1e-10, initial_accumulator: 0.5 }),
+                0.0,
+            ),
+            non_finite: v1::NonFinitePolicy::SkipRow as i32,
+            admission: Some(v1::Admission { filter_freq: 2, ..Default::default() }),
+            eviction: Some(v1::Eviction { expire_seconds: 5, steps_to_live: 3, min_l2: 0.25, max_rows: 100 }),
+            ..base
+        },
         _ => v1::TableDefinition { dim: 2, ..base },
     }
 }
@@ -60,6 +80,8 @@ struct SectionSpec {
     encoding: Encoding,
     wrong_dim: bool,
     lr: Option<f32>,
+    /// How often each key came, but for the position: of gradients.
+    came: Option<u32>,
     rows: Vec<(usize, f32, f32)>,
 }
 
@@ -102,6 +124,11 @@ enum Step {
         floor: u64,
         live: Vec<u64>,
     },
+    /// Rows of a table, each as it is, or as of so many entries before.
+    Evict {
+        table: u32,
+        rows: Vec<(usize, u64)>,
+    },
     Scrub(u64),
     Blank,
     Membership(u8),
@@ -118,7 +145,9 @@ fn values() -> impl Strategy<Value = f32> {
 }
 
 fn section() -> impl Strategy<Value = SectionSpec> {
-    let table = prop_oneof![30 => prop::sample::select(&TABLES[..3]), 3 => Just(4u32), 1 => Just(9u32)];
+    let table = prop_oneof![
+        30 => prop::sample::select(&TABLES[..3]), 3 => Just(4u32), 24 => prop::sample::select(&TABLES[4..]), 1 => Just(9u32)
+    ];
     let operation = prop_oneof![
         8 => Just(Operation::Gradient),
         2 => Just(Operation::Set),
@@ -130,8 +159,9 @@ fn section() -> impl Strategy<Value = SectionSpec> {
         10 => Just(None), 3 => (0.0f32..1.0).prop_map(Some), 1 => Just(Some(-1.0)), 1 => Just(Some(f32::INFINITY))
     ];
     let rows = prop::collection::vec((0..IDS.len(), values(), values()), 0..8);
-    (table, operation, encoding, prop::bool::weighted(0.03), lr, rows).prop_map(
-        |(table, operation, encoding, wrong_dim, lr, rows)| SectionSpec {
+    let came = prop_oneof![4 => Just(None), 4 => (1u32..3).prop_map(Some), 1 => Just(Some(u32::MAX))];
+    (table, operation, encoding, prop::bool::weighted(0.03), lr, (came, prop::bool::weighted(0.02)), rows)
+        .prop_map(|(table, operation, encoding, wrong_dim, lr, (came, anywhere), rows)| SectionSpec {
             table,
             operation: if table == 4 && operation == Operation::Gradient {
                 Operation::Add
@@ -141,9 +171,9 @@ fn section() -> impl Strategy<Value = SectionSpec> {
             encoding,
             wrong_dim,
             lr,
+            came: came.filter(|_| (table > 4 && table < 9) || anywhere),
             rows,
-        },
-    )
+        })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -177,6 +207,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => prop::sample::select(&TABLES[2..]).prop_map(Step::Drop),
         2 => (prop::sample::select(&TABLES[..3]), 0u64..6).prop_map(|(table, version)| Step::Tune { table, version }),
         1 => (0u64..4, prop::collection::vec(1u64..5, 0..4)).prop_map(|(floor, live)| Step::Expire { floor, live }),
+        6 => (prop::sample::select(&[1u32, 5, 6, 6][..]), prop::collection::vec((0..IDS.len(), prop_oneof![4 => Just(0u64), 1 => 0u64..5]), 0..6))
+            .prop_map(|(table, rows)| Step::Evict { table, rows }),
         1 => (1u64..100).prop_map(Step::Scrub),
         1 => Just(Step::Blank),
         1 => any::<u8>().prop_map(Step::Membership),
@@ -191,6 +223,11 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
         // Sequence numbers as a reference would give them: every next one is recorded, whatever its outcome.
         let mut last = std::collections::HashMap::<u64, u64>::new();
         let mut jobs = std::collections::HashMap::<u64, (u64, u32, u32)>::new();
+        // Knows the versions that a leader would list.
+        let mut reference = Reference::new(KeyRange::ALL);
+        for entry in &entries {
+            reference.apply(entry);
+        }
         for step in steps {
             let index = entries.len() as u64 + 1;
             entries.push(match step {
@@ -239,10 +276,12 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                 Step::Expire { floor, live } => {
                     command(index, ShardCommand::Sessions { floor, live }.encode())
                 }
+                Step::Evict { table, rows } => command(index, evict(&reference, table, &rows)),
                 Step::Scrub(scrub_id) => command(index, ShardCommand::Scrub { scrub_id }.encode()),
                 Step::Blank => entry(index, EntryContent::Blank),
                 Step::Membership(tag) => entry(index, EntryContent::Membership(Bytes::from(vec![tag; 3]))),
             });
+            reference.apply(&entries[entries.len() - 1]);
         }
         entries
     })
@@ -283,7 +322,14 @@ fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
     for spec in sections {
         let dim = definition(spec.table).dim + u32::from(spec.wrong_dim);
         let keys: Vec<u64> = spec.rows.iter().map(|(id, ..)| key_of(spec.table, IDS[*id])).collect();
-        let payload = builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys);
+        let came = spec.came.filter(|_| spec.operation == Operation::Gradient && !keys.is_empty());
+        let payload = match came {
+            Some(came) => {
+                let came: Vec<u32> = (0..keys.len() as u32).map(|at| came.saturating_add(at % 2)).collect();
+                builder.counted_section(spec.table, spec.encoding, dim, spec.lr, &keys, &came)
+            }
+            None => builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys),
+        };
         if !spec.operation.has_values() {
             continue;
         }
@@ -293,7 +339,15 @@ fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
             fill(spec.encoding, row, *first, *rest);
         }
     }
-    builder.finish(session, seq, 0)
+    builder.finish(session, seq, seq % 5)
+}
+
+fn evict(reference: &Reference, table: u32, rows: &[(usize, u64)]) -> Bytes {
+    let rows = rows.iter().map(|(id, before)| {
+        let key = key_of(table, IDS[*id]);
+        EvictedRow { key, version: reference.version(table, key).unwrap_or(1).saturating_sub(*before) }
+    });
+    ShardCommand::Evict { table, clock_ms: 0, step: 0, rows: rows.collect() }.encode()
 }
 
 /// `first`, then `rest` as often as there is room; of int8, a scale and what it scales.

@@ -5,7 +5,7 @@
 //! u32  flags, below 2^7
 //! u64  version, below 2^56
 //! u32  steps
-//! f32* weights, then state; none for a tombstone
+//! f32* weights, state, notes; the notes alone of a counting record; none for a tombstone
 //! ```
 //!
 //! The number of floats is not written: it follows from the length, and the table's schema says what it must be.

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version, 2 or 3
+//! u32  version: 3 when the small state says that a table was cleared or admits or evicts rows, so that there may be rows that are
+//!      none, counting records and notes; else 2
 //! u32  crc32 of everything behind this field
 //! u64  length of the rest
 //! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version
@@ -41,7 +42,7 @@ const VERSION: u32 = 3;
 /// With a small state that every build of this version reads.
 const VERSION_2: u32 = 2;
 /// The small state's version from which on it is not.
-const SMALL_STATE_FLOORS: u8 = 3;
+const SMALL_STATE_ROW_RULES: u8 = 3;
 /// Without a sequence.
 const VERSION_1: u32 = 1;
 const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
@@ -95,7 +96,7 @@ impl MetaRecord {
 
     fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(256 + self.state.membership.len() + self.state.small_state.len());
-        let is_new = self.state.small_state.first().is_some_and(|version| *version >= SMALL_STATE_FLOORS);
+        let is_new = self.state.small_state.first().is_some_and(|version| *version >= SMALL_STATE_ROW_RULES);
         let version = if is_new { VERSION } else { VERSION_2 };
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&version.to_le_bytes());

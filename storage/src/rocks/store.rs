@@ -211,22 +211,6 @@ impl ReplicaStore {
         self.database().scan(None, || (), all)
     }
 
-    /// As [`ReplicaStore::load_rows`], for one table.
-    ///
-    /// # Errors
-    /// As [`ReplicaStore::scan_rows`].
-    pub fn load_table(
-        &self,
-        table: u32,
-        mut load: impl FnMut(u32, u64, RowHeader, &[f32]),
-    ) -> Result<(), StoreError> {
-        let all = |table, key, header, floats: &[f32]| {
-            load(table, key, header, floats);
-            ControlFlow::Continue(())
-        };
-        self.database().scan(Some((table, 0)), || (), all)
-    }
-
     /// Whether there is a row or tombstone of a table: one seek.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ impl Table {
         }
     }
 
-    /// Calls `copy` with key, header and floats of each row, whole, as it is now; whoever changes it later makes it dirty
+    /// Calls `copy` with key, header and the floats to store of each row, whole, as it is now; whoever changes it later makes it dirty
     /// again. Rows that this flush does not owe (the table was cleared meanwhile) are passed over. The caller copies the
     /// floats, and remembers the highest version.
     pub fn flush_rows(&self, rows: &[DirtyRow], mut copy: impl FnMut(u64, RowHeader, &[f32])) {
@@ -79,7 +79,9 @@ impl Table {
             }
             let (head, floats) = self.arena.row(row.slot);
             if head.key() == row.key {
-                copy(head.key(), head.header(), floats);
+                let header = head.header();
+                let first = if header.is_counting() { self.shape().notes_at() } else { 0 };
+                copy(head.key(), header, &floats[first..]);
                 self.dirty.copied(row.slot.number());
             }
         }

@@ -19,7 +19,7 @@
 //! - a row changed after its copy stays dirty; rows of a failed flush are dirty again (`dirty`);
 //! - only clean rows leave memory, so a slot owed by a flush is never given to another key, and what is not in memory is on disk
 //!   as it is (`residency`);
-//! - `len() + tombstones()` is the number of keys in the index.
+//! - `len() + tombstones() + counting()` is the number of keys in the index.
 //!
 //! Not here: what rows mean, RocksDB (`rocks`), locks, how much memory there is.
 
@@ -48,6 +48,7 @@ use arena::Arena;
 use dirty::Dirty;
 use index::Index;
 use residency::Residency;
+use row::{Census, RowHead};
 
 /// Rows of one table in one replica. See the [module](self).
 #[derive(Debug)]
@@ -57,10 +58,8 @@ pub struct Table {
     dirty: Dirty,
     /// Keys in the index.
     entries: u64,
-    /// Of them, those whose row is a tombstone.
-    tombstones: u64,
-    /// Rows made, less rows removed, since this table was opened: those that came from the disk do not count.
-    live_changes: i64,
+    /// Which of them are no live rows.
+    census: Census,
     residency: Residency,
 }
 
@@ -76,8 +75,7 @@ impl Table {
             arena: Arena::new(shape),
             dirty: Dirty::default(),
             entries: 0,
-            tombstones: 0,
-            live_changes: 0,
+            census: Census::default(),
             residency: Residency::new(true),
         }
     }
@@ -95,17 +93,17 @@ impl Table {
         self.arena.shape()
     }
 
-    /// Live rows in memory: tombstones do not count.
+    /// Live rows in memory: tombstones and counting records are none.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.entries - self.tombstones
+        self.entries - self.census.tombstones - self.census.counting
     }
 
     /// Rows made, less rows removed, since the table was opened: with a count of all rows as of some moment, the count as of
     /// now.
     #[must_use]
     pub fn live_changes(&self) -> i64 {
-        self.live_changes
+        self.census.live_changes
     }
 
     /// Whether there is no live row in memory.
@@ -117,7 +115,13 @@ impl Table {
     /// Removed rows whose version is still kept.
     #[must_use]
     pub fn tombstones(&self) -> u64 {
-        self.tombstones
+        self.census.tombstones
+    }
+
+    /// Records in memory that only count how often their ids came.
+    #[must_use]
+    pub fn counting(&self) -> u64 {
+        self.census.counting
     }
 
     /// Memory taken by rows, index and dirty bits.
@@ -147,7 +151,7 @@ impl Table {
     #[must_use]
     pub fn row(&self, slot: Slot) -> RowRef<'_> {
         let (head, floats) = self.arena.row(slot);
-        RowRef { header: head.header(), floats, dim: self.arena.shape().dim as usize }
+        self.view(head, floats)
     }
 
     /// The row in a slot, to change: it is dirty from here on.
@@ -157,41 +161,36 @@ impl Table {
     #[inline]
     pub fn row_mut(&mut self, slot: Slot) -> RowMut<'_> {
         self.dirty.mark(slot.number());
-        let dim = self.arena.shape().dim as usize;
+        let shape = self.arena.shape();
         let (head, floats) = self.arena.row_mut(slot);
         let header = head.header();
-        RowMut {
-            was_tombstone: header.is_tombstone(),
-            header,
-            head,
-            floats,
-            dim,
-            tombstones: &mut self.tombstones,
-            live_changes: &mut self.live_changes,
-        }
+        let (dim, notes_at) = (shape.dim as usize, shape.notes_at());
+        RowMut { before: header, header, head, floats, dim, notes_at, census: &mut self.census }
     }
 
     /// Makes a row of zeros for an absent key, dirty. A key that is there keeps its row, which becomes dirty: so a batch may
     /// insert the same key twice.
     pub fn insert(&mut self, key: u64) -> Slot {
         let (slot, fresh) = self.entry(key);
-        self.live_changes += i64::from(fresh);
+        self.census.live_changes += i64::from(fresh);
         self.dirty.mark(slot.number());
         slot
     }
 
     /// Takes in a row from disk: clean. A row that is in memory already is newer: it stays, and the answer is `false`.
-    /// Missing floats (a tombstone has none on disk) are zero; more floats than the shape has are left out, so the caller
-    /// checks the length of live rows against [`Table::shape`] before.
+    /// `floats` are those on disk ([`RowShape::stored_floats`]), the others are zero; more floats than the shape has are left
+    /// out, so the caller checks their number before.
     pub fn load(&mut self, key: u64, header: RowHeader, floats: &[f32]) -> bool {
         let (slot, fresh) = self.entry(key);
+        let notes_at = self.arena.shape().notes_at();
         if fresh {
             let (head, own) = self.arena.row_mut(slot);
             head.set_header(header);
-            for (own, loaded) in own.iter_mut().zip(floats) {
+            let first = if header.is_counting() { notes_at } else { 0 };
+            for (own, loaded) in own[first..].iter_mut().zip(floats) {
                 *own = *loaded;
             }
-            self.tombstones += u64::from(header.is_tombstone());
+            self.census.came(header);
         }
         fresh
     }
@@ -206,7 +205,7 @@ impl Table {
         self.index.remove(key, slot);
         self.arena.release(slot);
         self.entries -= 1;
-        self.tombstones -= 1;
+        self.census.tombstones -= 1;
         self.residency.departed(key);
         true
     }
@@ -225,10 +224,13 @@ impl Table {
             return None;
         }
         let (head, floats) = self.arena.row(Slot::from_number(number));
-        (!head.is_vacant()).then(|| {
-            let row = RowRef { header: head.header(), floats, dim: self.arena.shape().dim as usize };
-            (head.key(), row)
-        })
+        (!head.is_vacant()).then(|| (head.key(), self.view(head, floats)))
+    }
+
+    #[inline]
+    fn view<'table>(&self, head: &RowHead, floats: &'table [f32]) -> RowRef<'table> {
+        let shape = self.arena.shape();
+        RowRef { header: head.header(), floats, dim: shape.dim as usize, notes_at: shape.notes_at() }
     }
 
     /// Slots whose rows are dirty, or owed by a running flush: the rows that the disk does not have as they are.

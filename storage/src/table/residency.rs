@@ -227,15 +227,15 @@ impl Table {
     /// The slot's row leaves, if there is one.
     fn evict_slot(&mut self, slot: Slot, leaving: &mut impl FnMut(Slot, u64, RowRef<'_>)) -> bool {
         let Some((key, row)) = self.row_at(slot.number()) else { return false };
-        let is_tombstone = row.is_tombstone();
+        let header = row.header();
         leaving(slot, key, row);
         self.index.remove(key, slot);
         self.arena.release(slot);
         self.entries -= 1;
-        self.tombstones -= u64::from(is_tombstone);
+        self.census.left(header);
         self.residency.departed(key);
         // A tombstone on disk says what an absent key says.
-        self.residency.whole &= is_tombstone;
+        self.residency.whole &= header.is_tombstone();
         true
     }
 }

@@ -1,7 +1,11 @@
 //! What a row looks like to its users: shape, header, a view to read and a view to change.
 //!
-//! A row is one record everywhere (memory, RocksDB, checkpoint): header, weights, optimizer slots. Weights and slots are
-//! adjacent, so an optimizer touches one run of cache lines.
+//! A row is one record everywhere (memory, RocksDB, checkpoint): header, weights, optimizer slots, notes. Weights and slots are
+//! adjacent, so an optimizer touches one run of cache lines. Notes are words about the row's use, in tables that ask for them;
+//! they lie behind the slots, as floats of their bits.
+//!
+//! A record is a live row, a tombstone, or counting: an id that its table does not admit yet. A counting record reads as absent;
+//! it has no weights, `steps` is how often the id came, and on disk only its notes follow the header.
 //!
 //! Not here: where rows live (`arena`), how they are found (`index`), what the floats mean (the server's optimizers).
 
@@ -12,13 +16,39 @@ pub struct RowShape {
     pub dim: u32,
     /// Floats of optimizer state, right behind the weights.
     pub state: u32,
+    /// Words about the row's use, behind the state.
+    pub notes: u32,
 }
 
 impl RowShape {
-    /// Weights and state together.
+    /// Rows without notes.
+    #[must_use]
+    pub const fn plain(dim: u32, state: u32) -> Self {
+        RowShape { dim, state, notes: 0 }
+    }
+
+    /// Weights, state and notes together.
     #[must_use]
     pub const fn floats(self) -> usize {
+        self.dim as usize + self.state as usize + self.notes as usize
+    }
+
+    /// Where the notes begin.
+    #[must_use]
+    pub const fn notes_at(self) -> usize {
         self.dim as usize + self.state as usize
+    }
+
+    /// How many floats of a record are on disk: all of a live row, the notes of a counting one, none of a tombstone.
+    #[must_use]
+    pub const fn stored_floats(self, header: RowHeader) -> usize {
+        if header.is_tombstone() {
+            0
+        } else if header.is_counting() {
+            self.notes as usize
+        } else {
+            self.floats()
+        }
     }
 }
 
@@ -28,15 +58,18 @@ pub struct RowHeader {
     /// Index of the log entry that last changed the row; replay skips entries at or below it. 0 for rows that entered a
     /// new group. At most [`RowHeader::VERSION_MAX`].
     pub version: u64,
-    /// How often the optimizer ran on this row (Adam's bias correction).
+    /// How often the optimizer ran on this row (Adam's bias correction). Of a counting record: how often its id came.
     pub steps: u32,
-    /// [`RowHeader::TOMBSTONE`]; at most [`RowHeader::FLAGS_MAX`].
+    /// [`RowHeader::TOMBSTONE`], [`RowHeader::COUNTING`] or none; at most [`RowHeader::FLAGS_MAX`].
     pub flags: u32,
 }
 
 impl RowHeader {
     /// The row was removed; what remains is its version, until `replay_from` has passed it.
     pub const TOMBSTONE: u32 = 1;
+
+    /// Not a row yet: its id came less often than its table asks for.
+    pub const COUNTING: u32 = 2;
 
     /// Flags that a row can have.
     pub const FLAGS_MAX: u32 = 0x7f;
@@ -49,6 +82,18 @@ impl RowHeader {
     #[must_use]
     pub const fn is_tombstone(&self) -> bool {
         self.flags & Self::TOMBSTONE != 0
+    }
+
+    /// Whether it only counts how often its id came.
+    #[must_use]
+    pub const fn is_counting(&self) -> bool {
+        self.flags & (Self::TOMBSTONE | Self::COUNTING) == Self::COUNTING
+    }
+
+    /// Whether there is a row: neither removed nor only counting.
+    #[must_use]
+    pub const fn is_live(&self) -> bool {
+        self.flags & (Self::TOMBSTONE | Self::COUNTING) == 0
     }
 }
 
@@ -121,13 +166,16 @@ pub struct RowRef<'table> {
     pub(super) header: RowHeader,
     pub(super) floats: &'table [f32],
     pub(super) dim: usize,
+    /// Of `floats`.
+    pub(super) notes_at: usize,
 }
 
 impl<'table> RowRef<'table> {
-    /// A row that is not in a table, such as one read from disk. `floats` has as many as the shape; a tombstone's may be empty.
+    /// A row that is not in a table, such as one read from disk: `floats` are [`RowShape::stored_floats`].
     #[must_use]
     pub fn from_parts(header: RowHeader, floats: &'table [f32], shape: RowShape) -> Self {
-        RowRef { header, floats, dim: (shape.dim as usize).min(floats.len()) }
+        let notes_at = if header.is_live() { shape.notes_at() } else { 0 }.min(floats.len());
+        RowRef { header, floats, dim: (shape.dim as usize).min(notes_at), notes_at }
     }
 
     /// Version, steps, flags.
@@ -148,10 +196,24 @@ impl<'table> RowRef<'table> {
     #[inline]
     #[must_use]
     pub fn state(&self) -> &'table [f32] {
-        &self.floats[self.dim..]
+        &self.floats[self.dim..self.notes_at]
     }
 
-    /// Weights, then slots.
+    /// Weights, then slots; of a counting record there are none.
+    #[inline]
+    #[must_use]
+    pub fn values(&self) -> &'table [f32] {
+        if self.header.is_counting() { &[] } else { &self.floats[..self.notes_at] }
+    }
+
+    /// Words about its use, each the bits of a float.
+    #[inline]
+    #[must_use]
+    pub fn notes(&self) -> &'table [f32] {
+        &self.floats[self.notes_at..]
+    }
+
+    /// Weights, slots, notes, as they lie there.
     #[inline]
     #[must_use]
     pub fn floats(&self) -> &'table [f32] {
@@ -164,10 +226,17 @@ impl<'table> RowRef<'table> {
     pub fn is_tombstone(&self) -> bool {
         self.header.is_tombstone()
     }
+
+    /// Whether there is a row: neither removed nor only counting.
+    #[inline]
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.header.is_live()
+    }
 }
 
-/// A row, to change. The row is dirty from the moment this view was taken; when the view ends, the table's count of
-/// tombstones follows the flag.
+/// A row, to change. The row is dirty from the moment this view was taken; when the view ends, the table's counts of
+/// tombstones and counting records follow the flags.
 #[derive(Debug)]
 pub struct RowMut<'table> {
     /// Written back when the view ends.
@@ -175,9 +244,45 @@ pub struct RowMut<'table> {
     pub(super) head: &'table mut RowHead,
     pub(super) floats: &'table mut [f32],
     pub(super) dim: usize,
-    pub(super) was_tombstone: bool,
-    pub(super) tombstones: &'table mut u64,
-    pub(super) live_changes: &'table mut i64,
+    pub(super) notes_at: usize,
+    pub(super) before: RowHeader,
+    pub(super) census: &'table mut Census,
+}
+
+/// What kinds of records a table has in memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Census {
+    /// Records of removed rows.
+    pub(super) tombstones: u64,
+    /// Records that only count.
+    pub(super) counting: u64,
+    /// Rows made, less rows removed, since the table was opened: those that came from the disk do not count.
+    pub(super) live_changes: i64,
+}
+
+impl Census {
+    /// A record came to memory.
+    #[inline]
+    pub(super) fn came(&mut self, header: RowHeader) {
+        self.tombstones += u64::from(header.is_tombstone());
+        self.counting += u64::from(header.is_counting());
+    }
+
+    /// A record left memory.
+    #[inline]
+    pub(super) fn left(&mut self, header: RowHeader) {
+        self.tombstones -= u64::from(header.is_tombstone());
+        self.counting -= u64::from(header.is_counting());
+    }
+
+    #[inline]
+    fn changed(&mut self, before: RowHeader, after: RowHeader) {
+        if before.flags != after.flags {
+            self.left(before);
+            self.came(after);
+            self.live_changes += i64::from(after.is_live()) - i64::from(before.is_live());
+        }
+    }
 }
 
 impl RowMut<'_> {
@@ -203,17 +308,23 @@ impl RowMut<'_> {
     /// The optimizer's slots, to change.
     #[inline]
     pub fn state_mut(&mut self) -> &mut [f32] {
-        &mut self.floats[self.dim..]
+        &mut self.floats[self.dim..self.notes_at]
+    }
+
+    /// Words about its use, to change: each the bits of a float.
+    #[inline]
+    pub fn notes_mut(&mut self) -> &mut [f32] {
+        &mut self.floats[self.notes_at..]
     }
 
     /// Weights and slots, to change together.
     #[inline]
     pub fn split_mut(&mut self) -> (&mut RowHeader, &mut [f32], &mut [f32]) {
-        let (weights, state) = self.floats.split_at_mut(self.dim);
+        let (weights, state) = self.floats[..self.notes_at].split_at_mut(self.dim);
         (&mut self.header, weights, state)
     }
 
-    /// Weights, then slots, to change.
+    /// Weights, slots, notes, to change.
     #[inline]
     pub fn floats_mut(&mut self) -> &mut [f32] {
         self.floats
@@ -224,16 +335,6 @@ impl Drop for RowMut<'_> {
     #[inline]
     fn drop(&mut self) {
         self.head.set_header(self.header);
-        match (self.was_tombstone, self.header.is_tombstone()) {
-            (false, true) => {
-                *self.tombstones += 1;
-                *self.live_changes -= 1;
-            }
-            (true, false) => {
-                *self.tombstones -= 1;
-                *self.live_changes += 1;
-            }
-            _ => {}
-        }
+        self.census.changed(self.before, self.header);
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 
 mod residency;
 
-const SHAPE: RowShape = RowShape { dim: 3, state: 2 };
+const SHAPE: RowShape = RowShape { dim: 3, state: 2, notes: 1 };
 
 type Content = (RowHeader, Vec<f32>);
 
@@ -19,6 +19,8 @@ enum Step {
     Change(u64),
     Remove(u64),
     Revive(u64),
+    /// The record only counts from here on.
+    Count(u64),
     RemoveEntry(u64),
     Load(u64),
     BeginFlush,
@@ -50,6 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => keys().prop_map(Step::Change),
         3 => keys().prop_map(Step::Remove),
         1 => keys().prop_map(Step::Revive),
+        2 => keys().prop_map(Step::Count),
         3 => keys().prop_map(Step::RemoveEntry),
         3 => keys().prop_map(Step::Load),
         2 => Just(Step::BeginFlush),
@@ -106,9 +109,9 @@ impl World {
         change(&mut row);
         let content = (row.header(), row.floats_mut().to_vec());
         drop(row);
-        let is_live = i64::from(!content.0.is_tombstone());
+        let is_live = i64::from(content.0.is_live());
         let was = self.rows.insert(key, content);
-        self.live_changes += is_live - was.map_or(0, |(header, _)| i64::from(!header.is_tombstone()));
+        self.live_changes += is_live - was.map_or(0, |(header, _)| i64::from(header.is_live()));
         self.current.insert(key);
     }
 
@@ -122,12 +125,22 @@ impl World {
                 let fresh = (RowHeader::default(), vec![0.0; SHAPE.floats()]);
                 self.live_changes += i64::from(!self.rows.contains_key(&key));
                 let expected = self.rows.entry(key).or_insert(fresh);
-                assert_eq!(content(&self.table.row(slot)), *expected);
+                assert_eq!(bits(&content(&self.table.row(slot))), bits(expected));
             }
             Step::Change(key) => self.change(key, |row| {
                 *row.header_mut() = RowHeader { version: now, steps: now as u32, flags: row.header().flags };
                 row.weights_mut().fill(now as f32);
                 row.state_mut().fill(-(now as f32));
+                row.notes_mut().fill(f32::from_bits(now as u32));
+                if row.header().is_counting() {
+                    row.floats_mut()[..SHAPE.notes_at()].fill(0.0);
+                }
+            }),
+            Step::Count(key) => self.change(key, |row| {
+                *row.header_mut() = RowHeader { version: now, steps: 2, flags: RowHeader::COUNTING };
+                row.floats_mut().fill(0.0);
+                // A signalling NaN's bits: notes are kept as they are.
+                row.notes_mut().fill(f32::from_bits(0x7f80_0000 | now as u32));
             }),
             Step::Remove(key) => self.change(key, |row| {
                 *row.header_mut() = RowHeader { version: now, steps: 0, flags: RowHeader::TOMBSTONE };
@@ -148,13 +161,13 @@ impl World {
                 }
             }
             Step::Load(key) => {
-                let flags = if now.is_multiple_of(3) { RowHeader::TOMBSTONE } else { 0 };
+                let flags = [RowHeader::TOMBSTONE, RowHeader::COUNTING, 0, 0][now as usize % 4];
                 let header = RowHeader { version: now, steps: 9, flags };
-                let floats = if flags == 0 { vec![0.5; SHAPE.floats()] } else { vec![] };
+                let floats = vec![0.5; SHAPE.stored_floats(header)];
                 let expected = !self.rows.contains_key(&key);
                 assert_eq!(self.table.load(key, header, &floats), expected);
                 if expected {
-                    let content = (header, if flags == 0 { floats } else { vec![0.0; SHAPE.floats()] });
+                    let content = (header, in_memory(header, &floats));
                     self.rows.insert(key, content.clone());
                     self.disk.insert(key, content);
                 }
@@ -181,13 +194,17 @@ impl World {
                 let mut seen = Vec::new();
                 self.table.flush_rows(&batch, |key, header, floats| {
                     seen.push(key);
-                    self.copied.insert(key, (header, floats.to_vec()));
+                    assert_eq!(
+                        floats.len(),
+                        if header.is_tombstone() { SHAPE.floats() } else { SHAPE.stored_floats(header) }
+                    );
+                    self.copied.insert(key, (header, in_memory(header, floats)));
                 });
                 let expected: Vec<u64> =
                     batch.iter().map(|row| row.key).filter(|key| self.flushing.contains(key)).collect();
                 assert_eq!(seen, expected);
                 for key in seen {
-                    assert_eq!(self.copied[&key], self.rows[&key]);
+                    assert_eq!(bits(&self.copied[&key]), bits(&self.rows[&key]));
                     self.current.remove(&key);
                 }
             }
@@ -225,9 +242,13 @@ impl World {
             }
             Step::TakeIn => {
                 if let Some((key, seen, content)) = self.read.pop()
-                    && self.table.load_absent(key, seen, content.0, &content.1)
+                    && self.table.load_absent(key, seen, content.0, on_disk(&content))
                 {
-                    assert_eq!(self.disk.get(&key), Some(&content), "an old row was taken in");
+                    assert_eq!(
+                        self.disk.get(&key).map(bits),
+                        Some(bits(&content)),
+                        "an old row was taken in"
+                    );
                     self.rows.insert(key, content);
                 }
             }
@@ -238,16 +259,18 @@ impl World {
     fn leave(&mut self, left: Vec<(u64, Content)>) {
         for (key, content) in left {
             assert!(!self.current.contains(&key) && !self.flushing.contains(&key), "it was dirty");
-            assert_eq!(self.disk.get(&key), Some(&content));
+            assert_eq!(self.disk.get(&key).map(bits), Some(bits(&content)));
             assert!(content.0.is_tombstone() || !self.table.is_whole());
-            assert_eq!(self.rows.remove(&key), Some(content));
+            assert_eq!(self.rows.remove(&key).as_ref().map(bits), Some(bits(&content)));
         }
     }
 
     fn check(&self) {
         let tombstones = self.rows.values().filter(|(header, _)| header.is_tombstone()).count() as u64;
         assert_eq!(self.table.tombstones(), tombstones);
-        assert_eq!(self.table.len(), self.rows.len() as u64 - tombstones);
+        let counting = self.rows.values().filter(|(header, _)| header.is_counting()).count() as u64;
+        assert_eq!(self.table.counting(), counting);
+        assert_eq!(self.table.len(), self.rows.len() as u64 - tombstones - counting);
         assert_eq!(self.table.live_changes(), self.live_changes);
         assert_eq!(self.table.resident(), self.rows.len() as u64);
         let (mut unflushed, mut expected) = (self.table.unflushed(), HashSet::new());
@@ -258,15 +281,22 @@ impl World {
         assert_eq!(self.table.dirty_rows(), self.current.len() as u64);
         assert_eq!(self.table.flushing_rows(), self.flushing.len() as u64);
         for (key, expected) in &self.rows {
-            assert_eq!(content(&self.table.find(*key).unwrap()), *expected);
+            assert_eq!(bits(&content(&self.table.find(*key).unwrap())), bits(expected));
             if !self.current.contains(key) && !self.flushing.contains(key) {
-                assert_eq!(self.disk.get(key), Some(expected), "a clean row is on disk as it is");
+                assert_eq!(
+                    self.disk.get(key).map(bits),
+                    Some(bits(expected)),
+                    "a clean row is on disk as it is"
+                );
             }
         }
         let scanned: HashMap<u64, Content> = (0..self.table.slots())
             .filter_map(|number| self.table.row_at(number).map(|(key, row)| (key, content(&row))))
             .collect();
-        assert_eq!(scanned, self.rows);
+        let all = |rows: &HashMap<u64, Content>| -> BTreeMap<u64, _> {
+            rows.iter().map(|(key, row)| (*key, bits(row))).collect()
+        };
+        assert_eq!(all(&scanned), all(&self.rows));
         assert!(self.table.row_at(self.table.slots()).is_none());
         batches_equal_singles(&self.table, &[1, 0, u64::MAX, 0xabcd_0000_0000_0001, 1]);
     }
@@ -274,7 +304,25 @@ impl World {
 
 fn content(row: &RowRef<'_>) -> Content {
     assert_eq!((row.weights().len(), row.state().len()), (3, 2));
+    assert_eq!(row.notes().len(), 1);
     (row.header(), row.floats().to_vec())
+}
+
+/// To compare NaNs as well.
+fn bits(content: &Content) -> (RowHeader, Vec<u32>) {
+    (content.0, content.1.iter().map(|float| float.to_bits()).collect())
+}
+
+/// What is in memory of what is stored.
+fn in_memory(header: RowHeader, stored: &[f32]) -> Vec<f32> {
+    let first = if header.is_counting() { SHAPE.notes_at() } else { 0 };
+    let mut floats = vec![0.0; SHAPE.floats()];
+    floats[first..first + stored.len()].copy_from_slice(stored);
+    floats
+}
+
+fn on_disk(content: &Content) -> &[f32] {
+    if content.0.is_counting() { &content.1[SHAPE.notes_at()..] } else { &content.1 }
 }
 
 fn batches_equal_singles(table: &Table, keys: &[u64]) {
@@ -311,7 +359,7 @@ proptest! {
         world.step(Step::CommitFlush);
         world.check();
         for (key, content) in &world.rows {
-            prop_assert_eq!(world.disk.get(key), Some(content));
+            prop_assert_eq!(world.disk.get(key).map(bits), Some(bits(content)));
         }
     }
 }
@@ -330,7 +378,7 @@ fn awkward_keys(count: u64) -> Vec<u64> {
 #[test]
 fn growing_keeps_every_key_and_removing_frees_slots_for_reuse() {
     let keys = awkward_keys(if cfg!(miri) { 400 } else { 300_000 });
-    let mut table = Table::new(RowShape { dim: 1, state: 0 });
+    let mut table = Table::new(RowShape::plain(1, 0));
     for (number, &key) in keys.iter().enumerate() {
         let slot = table.insert(key);
         assert_eq!(slot.number() as usize, number);
@@ -370,7 +418,7 @@ fn growing_keeps_every_key_and_removing_frees_slots_for_reuse() {
 #[test]
 fn rows_of_every_shape_keep_their_floats_apart() {
     for floats in [0, 1, 2, 3, 15, 16, 64, 129, 5000] {
-        let shape = RowShape { dim: floats / 2, state: floats - floats / 2 };
+        let shape = RowShape::plain(floats / 2, floats - floats / 2);
         let mut table = Table::new(shape);
         for key in 0..40 {
             let slot = table.insert(key);
@@ -417,7 +465,7 @@ fn a_row_changed_after_its_copy_stays_dirty_and_a_failed_flush_gives_all_back() 
 #[test]
 fn a_row_costs_at_most_32_bytes_beside_its_floats() {
     for (dim, state) in [(16, 16), (64, 64), (9, 0)] {
-        let shape = RowShape { dim, state };
+        let shape = RowShape::plain(dim, state);
         let mut table = Table::new(shape);
         let mut key = 0_u64;
         let (mut worst, mut sum, mut count) = (0.0_f64, 0.0, 0.0);
@@ -441,7 +489,7 @@ fn a_row_costs_at_most_32_bytes_beside_its_floats() {
 #[test]
 fn a_row_costs_no_more_when_others_have_left() {
     const RESIDENT: u64 = 40_000;
-    let shape = RowShape { dim: 16, state: 16 };
+    let shape = RowShape::plain(16, 16);
     let mut table = Table::new(shape);
     let mut key = 0_u64;
     for _ in 0..40 {

@@ -136,7 +136,14 @@ impl Client {
         if definition.name.len() > TABLE_NAME_BYTES_MAX {
             return Err(Error::invalid(format!("a table's name has at most {TABLE_NAME_BYTES_MAX} bytes")));
         }
+        let rules = (definition.admission, definition.eviction);
         let description = self.inner.admin.create_table(definition).await?;
+        let created = description.definition.as_ref();
+        if created.is_none_or(|created| (created.admission, created.eviction) != rules) {
+            // A build that knows no such rules has read over them.
+            let what = "the table was created without its admission and eviction: the node that did so is of an older build";
+            return Err(Error::invalid(what));
+        }
         Ok(self.handle(&description))
     }
 

@@ -49,8 +49,8 @@ pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
 pub use evershard_proto::push_body::Encoding;
 pub use evershard_proto::v1::{
-    Consistency, ErrorKind, JobDefinition, JobDescription, Optimizer, Routing, SetOptimizerRequest,
-    TableDefinition, TableDescription, WorkerDescription, WorkerState,
+    Admission, Consistency, ErrorKind, Eviction, JobDefinition, JobDescription, Optimizer, Routing,
+    SetOptimizerRequest, TableDefinition, TableDescription, WorkerDescription, WorkerState,
 };
 pub use job::{Aggregation, DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evershard_proto::push_body::{Encoding, Operation};
+use evershard_proto::push_body::{Encoding, Operation, counts_occurrences};
 use evershard_proto::v1::{Optimizer, SetOptimizerRequest, TableDefinition};
 
 use crate::Error;
@@ -257,7 +257,8 @@ impl Table {
             Operation::Set | Operation::Add | Operation::Remove | Operation::Clear => Encoding::F32,
         };
         let (name, dim) = (self.name(), self.dim());
-        Content { table: self.number, name, dim, operation, encoding, ids, values, non_finite }
+        let counts = counts_occurrences(&self.definition);
+        Content { table: self.number, name, dim, operation, encoding, ids, values, non_finite, counts }
     }
 }
 

@@ -103,6 +103,7 @@ impl AdminService for FakeNode {
             software_version: "0.1.0".into(),
             ready: true,
             uptime_ms: 1,
+            cluster_version_max: 1,
             disk: None,
         }))
     }

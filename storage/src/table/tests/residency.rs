@@ -68,7 +68,7 @@ fn a_row_read_before_its_key_left_is_not_taken_in() {
 #[cfg(not(miri))]
 #[test]
 fn memory_is_given_back_a_piece_at_a_time() {
-    let shape = RowShape { dim: 1000, state: 0 };
+    let shape = RowShape::plain(1000, 0);
     let mut table = clean_table(shape, 3 * 4096);
     let piece = u64::from(table.slots_per_piece());
     assert!(piece * 2 < 3 * 4096, "several pieces");

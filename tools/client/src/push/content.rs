@@ -22,6 +22,8 @@ pub(crate) struct Content<'a> {
     pub(crate) values: &'a [f32],
     /// What the table does with values that are not finite.
     pub(crate) non_finite: NonFinitePolicy,
+    /// Whether the table counts how often an id comes.
+    pub(crate) counts: bool,
 }
 
 impl Content<'_> {

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - a message has one section a table, at most [`PUSH_TABLES_MAX`] of them;
 //! - a message has at most [`PUSH_BODY_BYTES_MAX`], unless a single row is longer;
-//! - every distinct id is in exactly one message;
+//! - every distinct id is in exactly one message; with how often it came, where its table counts that: rows that the policy
+//!   leaves out did not come;
 //! - nothing is packed of a push with a sum that its table refuses: each shard sees its own rows only, and the others would
 //!   apply theirs.
 //!
@@ -11,6 +12,7 @@
 
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
 use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
+use evershard_proto::v1::NonFinitePolicy;
 
 use super::content::Content;
 use super::residuals::Residuals;
@@ -62,6 +64,7 @@ pub(super) fn pack(
     for content in contents.iter().filter(|c| !c.ids.is_empty()) {
         let row_bytes =
             if content.operation.has_values() { content.encoding.row_bytes(content.dim) } else { 0 };
+        let row_bytes = row_bytes + if is_counted(content) { 4 } else { 0 };
         let batch = Batch::new(content.table, content.ids);
         rows += batch.len();
         let room = PUSH_BODY_BYTES_MAX - HEADER_BYTES - SECTION_BYTES;
@@ -100,7 +103,12 @@ fn fill(
     let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
     let content = encoder.content;
     let (dim, encoding) = (content.dim, content.encoding);
-    let payload = builder.section(content.table, content.operation, encoding, dim as u32, lr, &keys);
+    let payload = if is_counted(content) {
+        let came: Vec<u32> = distinct.iter().map(|d| occurrences(content, batch, *d)).collect();
+        builder.counted_section(content.table, encoding, dim as u32, lr, &keys, &came)
+    } else {
+        builder.section(content.table, content.operation, encoding, dim as u32, lr, &keys)
+    };
     if !content.operation.has_values() {
         return Ok(());
     }
@@ -120,12 +128,27 @@ fn fill(
     Ok(())
 }
 
+fn is_counted(content: &Content<'_>) -> bool {
+    content.counts && content.operation == Operation::Gradient
+}
+
+/// How many rows of a distinct id are in its sum. Of one that the servers leave out whole it does not matter.
+fn occurrences(content: &Content<'_>, batch: &Batch, d: u32) -> u32 {
+    let dim = content.dim;
+    let is_left_out = |row: &usize| {
+        content.non_finite == NonFinitePolicy::SkipRow
+            && content.values[row * dim..(row + 1) * dim].iter().any(|value| !value.is_finite())
+    };
+    let rows = batch.rows(d).filter(|row| !is_left_out(row)).count();
+    u32::try_from(rows).unwrap_or(u32::MAX).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use evershard_proto::encoding::decode_row;
     use evershard_proto::push_body::PushBody;
-    use evershard_proto::v1::{ErrorKind, NonFiniteAction, NonFinitePolicy};
+    use evershard_proto::v1::{ErrorKind, NonFiniteAction};
 
     #[test]
     fn more_tables_than_a_message_takes_go_in_several() {
@@ -139,6 +162,7 @@ mod tests {
             ids: &[7, 7],
             values: &[1.0, 2.0],
             non_finite: NonFinitePolicy::Reject,
+            counts: false,
         };
         let contents: Vec<_> = (1..=tables).map(content).collect();
         let (messages, rows) = pack(
@@ -161,12 +185,52 @@ mod tests {
     }
 
     #[test]
+    fn a_table_that_counts_is_told_how_often_each_id_came() {
+        let content = |counts, non_finite, values| Content {
+            table: 1,
+            name: "t",
+            dim: 1,
+            operation: Operation::Gradient,
+            encoding: Encoding::F32,
+            ids: &[5, 5, 5, 6],
+            values,
+            non_finite,
+            counts,
+        };
+        let sent = |content: Content<'_>| {
+            let routing = crate::routing_cache::table_for_tests(1);
+            let (mut messages, _) =
+                pack(&[content], &routing, None, &mut Residuals::new(0), &mut Found::default())
+                    .expect("packed");
+            let bytes = messages.remove(0).builder.finish(1, 1, 0);
+            let body = PushBody::parse(&bytes).expect("a server can read it");
+            let section = body.sections().next().expect("one");
+            (body.version, (0..section.count()).map(|row| section.occurrences(row)).collect::<Vec<_>>())
+        };
+        let values = &[1.0; 4][..];
+        assert_eq!(sent(content(true, NonFinitePolicy::Reject, values)), (4, vec![3, 1]));
+        assert_eq!(sent(content(false, NonFinitePolicy::Reject, values)), (1, vec![1, 1]));
+        let bad = &[1.0, f32::NAN, 1.0, f32::NAN][..];
+        assert_eq!(sent(content(true, NonFinitePolicy::SkipRow, bad)), (4, vec![2, 1]));
+        assert_eq!(sent(content(true, NonFinitePolicy::Clip, bad)), (4, vec![3, 1]));
+    }
+
+    #[test]
     fn a_push_with_a_sum_beyond_the_range_is_refused_whole() {
         let pack_as = |operation, non_finite, values: &[f32]| {
             let ids = &[7, 8, 7];
             let encoding = Encoding::F32;
-            let content =
-                Content { table: 1, name: "t", dim: 1, operation, encoding, ids, values, non_finite };
+            let content = Content {
+                table: 1,
+                name: "t",
+                dim: 1,
+                operation,
+                encoding,
+                ids,
+                values,
+                non_finite,
+                counts: false,
+            };
             super::super::check(&[content], &mut Found::default()).expect("each row is finite");
             pack(
                 &[content],
@@ -209,7 +273,17 @@ mod tests {
         found: &mut Found,
     ) -> Result<Vec<[f32; 2]>, Error> {
         let operation = Operation::Gradient;
-        let content = Content { table: 1, name: "t", dim: 2, operation, encoding, ids, values, non_finite };
+        let content = Content {
+            table: 1,
+            name: "t",
+            dim: 2,
+            operation,
+            encoding,
+            ids,
+            values,
+            non_finite,
+            counts: false,
+        };
         let (messages, _) =
             pack(&[content], &crate::routing_cache::table_for_tests(1), None, residuals, found)?;
         let mut rows = Vec::new();
@@ -323,6 +397,7 @@ mod tests {
             ids: &[7],
             values: &[0.0, 0.0],
             non_finite: NonFinitePolicy::Reject,
+            counts: false,
         };
         pack(
             &[content],

@@ -161,6 +161,7 @@ mod tests {
                     ids: &[7],
                     values: &row,
                     non_finite,
+                    counts: false,
                 };
                 let mut place = [0; 8];
                 let is_counted = sum_rows(&content, &Batch::new(1, &[7]), 0, &mut place, &mut found);

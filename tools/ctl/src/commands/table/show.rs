@@ -102,7 +102,32 @@ fn describe(
         "optimizer": optimizer_of(definition),
         "initializer": initializer_of(definition),
         "non_finite": non_finite,
+        "admission": admission_of(definition),
+        "eviction": eviction_of(definition),
         "definition_version": description.definition_version,
+    })
+}
+
+/// Which ids a gradient makes a row for; null when all.
+fn admission_of(definition: &TableDefinition) -> Value {
+    definition.admission.map_or(Value::Null, |rule| {
+        json!({
+            "filter_freq": rule.filter_freq,
+            "admit_probability": rule.admit_probability,
+            "seed": rule.seed,
+        })
+    })
+}
+
+/// Which rows go by themselves; null when none.
+fn eviction_of(definition: &TableDefinition) -> Value {
+    definition.eviction.map_or(Value::Null, |rule| {
+        json!({
+            "expire_seconds": rule.expire_seconds,
+            "steps_to_live": rule.steps_to_live,
+            "min_l2": rule.min_l2,
+            "max_rows": rule.max_rows,
+        })
     })
 }
 
