@@ -394,7 +394,7 @@ fn what_rules_for_rows_brought_stays_as_it_is() {
     builder.counted_section(9, Encoding::F32, 0, None, &[10], &[4]);
     let body = builder.finish(0, 1, 2);
     for (name, command) in [
-        ("shard-schema-3.bin", ShardCommand::Schema { table: table_with_rules(), dropped: false }),
+        ("shard-schema-4.bin", ShardCommand::Schema { table: table_with_rules(), dropped: false }),
         ("shard-evict-1.bin", ShardCommand::Evict { table: 9, clock_ms: 7, step: 8, rows }),
         ("shard-step-2.bin", ShardCommand::Step { job: 1, step: 2, part: 0, of: 1, body }),
     ] {
