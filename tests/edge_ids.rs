@@ -137,6 +137,7 @@ async fn an_unseen_id_has_the_same_row_everywhere_and_looking_creates_nothing() 
                 consistency: Consistency::Any.into(),
                 keys: Bytes::copy_from_slice(&key.to_le_bytes()),
                 want_exists: true,
+                newer_than: 0,
             };
             let reply =
                 ParameterServiceClient::new(cluster.channel(node)).pull(request).await.unwrap().into_inner();

@@ -106,6 +106,7 @@ async fn replies_that_nobody_reads_do_not_pile_up_beyond_the_nodes_bound() {
         consistency: Consistency::Leader.into(),
         keys: keys.into(),
         want_exists: false,
+        newer_than: 0,
     };
     let pulled = || metric(&cluster, LEADER, "evershard_pull_rows_total");
     let before = pulled().await;
@@ -171,6 +172,7 @@ async fn clients_that_read_nothing_do_not_keep_others_out() {
         consistency: Consistency::Leader.into(),
         keys: (0..rows).flat_map(|id| key_of(number, id).to_le_bytes()).collect::<Vec<u8>>().into(),
         want_exists: false,
+        newer_than: 0,
     };
     let mut streams = Vec::new();
     for _ in 0..STREAMS {

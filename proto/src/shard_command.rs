@@ -24,6 +24,9 @@ pub const KIND_STEP: u8 = 5;
 pub const SHARD_COMMAND_VERSION: u8 = 1;
 /// Of a schema entry with a definition that was changed: builds that know no changes must halt, and not refuse it.
 pub const SCHEMA_VERSION_CHANGED: u8 = 2;
+/// Of a schema entry of a dense tensor, changed or not: builds that know none must halt, and not make a sparse table of it. (Not 3:
+/// one flipped bit makes no version of another.)
+pub const SCHEMA_VERSION_TENSOR: u8 = 4;
 const HEADER_BYTES: usize = 8;
 /// Job, step, part, of.
 const STEP_HEAD_BYTES: usize = 24;
@@ -96,9 +99,7 @@ impl ShardCommand {
         match self {
             ShardCommand::Schema { table, dropped } => {
                 bytes[0] = KIND_SCHEMA;
-                if table.definition_version > 0 {
-                    bytes[1] = SCHEMA_VERSION_CHANGED;
-                }
+                bytes[1] = schema_version(table);
                 bytes.put_u8(u8::from(*dropped));
                 bytes.extend_from_slice(&table.encode_to_vec());
             }
@@ -139,8 +140,8 @@ impl ShardCommand {
                 return Err(ShardCommandError::Malformed { kind: 0, what: "shorter than its header".into() });
             }
         };
-        let is_known =
-            version == SHARD_COMMAND_VERSION || (kind, version) == (KIND_SCHEMA, SCHEMA_VERSION_CHANGED);
+        let is_known = version == SHARD_COMMAND_VERSION
+            || (kind == KIND_SCHEMA && matches!(version, SCHEMA_VERSION_CHANGED | SCHEMA_VERSION_TENSOR));
         if !(KIND_SCHEMA..=KIND_STEP).contains(&kind) || !is_known {
             return Err(ShardCommandError::Unknown { kind, version });
         }
@@ -159,9 +160,14 @@ impl ShardCommand {
             KIND_SCHEMA => {
                 let (dropped, rest) = body.split_first().ok_or_else(|| malformed("empty"))?;
                 let mut table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                // Fields that builds of the earlier versions do not see.
                 if version == SHARD_COMMAND_VERSION {
-                    // A field that builds of version 1 do not see.
                     table.definition_version = 0;
+                }
+                if version < SCHEMA_VERSION_TENSOR
+                    && let Some(definition) = &mut table.definition
+                {
+                    definition.tensor = None;
                 }
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
@@ -192,6 +198,17 @@ impl ShardCommand {
     }
 }
 
+/// The lowest version whose builds understand the entry.
+fn schema_version(table: &v1::TableDescription) -> u8 {
+    if table.definition.as_ref().is_some_and(|definition| definition.tensor.is_some()) {
+        SCHEMA_VERSION_TENSOR
+    } else if table.definition_version > 0 {
+        SCHEMA_VERSION_CHANGED
+    } else {
+        SHARD_COMMAND_VERSION
+    }
+}
+
 fn le_u32(bytes: &[u8], at: usize) -> u32 {
     let mut raw = [0; 4];
     raw.copy_from_slice(&bytes[at..at + 4]);
@@ -211,8 +228,11 @@ mod tests {
             definition_version: 0,
         };
         let changed = v1::TableDescription { definition_version: 3, ..table.clone() };
+        let mut tensor = changed.clone();
+        tensor.definition.as_mut().expect("there").tensor = Some(v1::TensorDefinition::default());
         for command in [
             ShardCommand::Schema { table, dropped: false },
+            ShardCommand::Schema { table: tensor, dropped: false },
             ShardCommand::Schema { table: changed, dropped: false },
             ShardCommand::Scrub { scrub_id: 5 },
             ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
@@ -244,6 +264,24 @@ mod tests {
         assert_eq!(ShardCommand::decode(&bytes), Ok(ShardCommand::Schema { table, dropped: false }));
         bytes[1] = 3;
         assert!(matches!(ShardCommand::decode(&bytes), Err(ShardCommandError::Unknown { .. })));
+    }
+
+    /// Builds that know no tensors take the entry of an earlier version for a sparse table: so must everybody.
+    #[test]
+    fn a_table_is_a_tensor_from_version_4_on() {
+        let tensor = Some(v1::TensorDefinition { shape: vec![4], ..Default::default() });
+        let definition = v1::TableDefinition { name: "w".into(), dim: 4, tensor, ..Default::default() };
+        let table =
+            v1::TableDescription { number: 9, definition: Some(definition.clone()), definition_version: 0 };
+        let mut bytes = ShardCommand::Schema { table: table.clone(), dropped: false }.encode().to_vec();
+        assert_eq!(bytes[1], SCHEMA_VERSION_TENSOR);
+        let plain = v1::TableDefinition { tensor: None, ..definition };
+        let table = v1::TableDescription { definition: Some(plain), ..table };
+        for version in [SHARD_COMMAND_VERSION, SCHEMA_VERSION_CHANGED] {
+            bytes[1] = version;
+            let expected = ShardCommand::Schema { table: table.clone(), dropped: false };
+            assert_eq!(ShardCommand::decode(&bytes), Ok(expected));
+        }
     }
 
     proptest! {

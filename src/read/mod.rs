@@ -9,8 +9,10 @@
 
 mod digest;
 mod error;
+mod marks;
 mod reader;
 
 pub use digest::Digest;
 pub use error::ReadError;
+pub use marks::Marks;
 pub use reader::{ColdPull, PullInfo, Reader};

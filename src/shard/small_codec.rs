@@ -2,17 +2,17 @@
 //! checksum is that of the record around it.
 //!
 //! ```text
-//! version u8 = 1 or 2 | clock_ms u64
+//! version u8 = 1, 2 or 3 | clock_ms u64
 //! sessions:  floor u64 | live: count u32, number u64 each, ascending
 //!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
 //! schemas:   count u32, each: length u32 | TableDescription (protobuf)
 //! dropped:   count u32, each: number u32 | index u64
-//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (version 2 alone)
+//! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (from version 2 on)
 //! ```
 //!
-//! A state without steps and changed definitions is of version 1, as builds wrote it that knew none. All little-endian; everything in ascending order
-//! of its numbers, so that equal states have
-//! equal bytes. An empty input is the empty state (a replica before its first flush).
+//! A state without steps and changed definitions is of version 1, as builds wrote it that knew none; one with dense tensors, or
+//! with refusals that only they give, is of version 3, which is laid out as version 2. All little-endian; everything in ascending
+//! order of its numbers, so that equal states have equal bytes. An empty input is the empty state (a replica before its first flush).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, Tabl
 const VERSION: u8 = 1;
 /// With steps, or with definitions that were changed.
 const VERSION_STEPS: u8 = 2;
+/// With dense tensors, which earlier builds would take for sparse tables.
+const VERSION_TENSORS: u8 = 3;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,8 +46,8 @@ impl SmallState {
     pub fn encode(&self) -> Bytes {
         let sessions = self.sessions.sorted();
         let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
-        let is_new = self.needs_version_2();
-        bytes.put_u8(if is_new { VERSION_STEPS } else { VERSION });
+        let version = self.version(&sessions);
+        bytes.put_u8(version);
         bytes.put_u64_le(self.clock_ms);
         bytes.put_u64_le(self.sessions.floor());
         bytes.put_u32_le(self.sessions.live().len() as u32);
@@ -78,7 +80,7 @@ impl SmallState {
             bytes.put_u32_le(*number);
             bytes.put_u64_le(*index);
         }
-        if is_new {
+        if version >= VERSION_STEPS {
             bytes.put_u32_le(self.steps.iter().len() as u32);
             for (job, progress) in self.steps.iter() {
                 bytes.put_u64_le(job);
@@ -91,9 +93,19 @@ impl SmallState {
         bytes.freeze()
     }
 
-    /// Whether there is something that builds of version 1 would lose: steps, or the version of a definition that was changed.
-    fn needs_version_2(&self) -> bool {
-        !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0)
+    /// The lowest version whose builds lose nothing of it.
+    fn version(&self, sessions: &[(u64, &Session)]) -> u8 {
+        let is_refused =
+            |result: &Option<Refusal>| result.is_some_and(|refusal| refusal.kind.is_of_tensors());
+        if self.schemas.values().any(|schema| schema.tensor().is_some())
+            || sessions.iter().any(|(_, session)| session.results.iter().any(is_refused))
+        {
+            return VERSION_TENSORS;
+        }
+        if !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0) {
+            return VERSION_STEPS;
+        }
+        VERSION
     }
 
     /// Reads what [`SmallState::encode`] laid out. Takes no memory by a declared length.
@@ -106,7 +118,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if !matches!(version, VERSION | VERSION_STEPS) {
+        if !(VERSION..=VERSION_TENSORS).contains(&version) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -120,13 +132,14 @@ impl SmallState {
         for _ in 0..reader.u32()? {
             dropped.insert(reader.u32()?, reader.u64()?);
         }
-        let steps = if version == VERSION_STEPS { reader.steps()? } else { StepTable::default() };
+        let steps = if version >= VERSION_STEPS { reader.steps()? } else { StepTable::default() };
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
         let state = SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps };
-        if version != VERSION && !state.needs_version_2() {
-            return Err(reader.error("version 2 of a state that version 1 holds"));
+        let needed = state.version(&state.sessions.sorted());
+        if version != needed {
+            return Err(reader.error(format!("version {version} of a state of version {needed}")));
         }
         Ok(state)
     }
@@ -239,6 +252,21 @@ mod tests {
         state
     }
 
+    fn sample_with_tensor() -> SmallState {
+        let mut state = sample_with_steps();
+        let tensor = Some(v1::TensorDefinition { shape: vec![300, 100], dtype: 2 });
+        let definition = v1::TableDefinition {
+            name: "net.weight".into(),
+            kind: v1::TableKind::Dense.into(),
+            dim: 16_384,
+            tensor,
+            ..Default::default()
+        };
+        let schema = TableSchema::new(8, &definition).expect("valid");
+        Arc::make_mut(&mut state.schemas).insert(8, Arc::new(schema));
+        state
+    }
+
     #[test]
     fn round_trips() {
         let mut changed = sample();
@@ -250,7 +278,11 @@ mod tests {
             VERSION_STEPS,
             "builds that know no versions of definitions must not read it"
         );
-        for state in [sample(), sample_with_steps(), changed, SmallState::default()] {
+        let mut refused = sample();
+        refused.sessions.record(3, 3, Some(Refusal { kind: RefusalKind::OutOfRange, table: 8 }));
+        assert_eq!(refused.encode()[0], VERSION_TENSORS, "the tensor may be dropped meanwhile");
+        let tensor = sample_with_tensor();
+        for state in [sample(), sample_with_steps(), changed, refused, tensor, SmallState::default()] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));
@@ -276,10 +308,16 @@ mod tests {
         longer.push(0);
         assert!(SmallState::decode(&longer).is_err());
         let mut newer = bytes.to_vec();
-        newer[0] = 3;
+        newer[0] = 4;
         assert!(
             SmallState::decode(&newer).expect_err("another version").to_string().contains("another build")
         );
+    }
+
+    #[test]
+    fn version_3_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-3.bin", &sample_with_tensor().encode());
+        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_tensor()));
     }
 
     #[test]
@@ -299,6 +337,7 @@ mod tests {
         fn fuzz_small_state(bytes in bytes_or_damaged(prop_oneof![
             Just(sample().encode().to_vec()),
             Just(sample_with_steps().encode().to_vec()),
+            Just(sample_with_tensor().encode().to_vec()),
         ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.

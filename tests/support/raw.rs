@@ -89,7 +89,8 @@ pub(crate) async fn pull(
     let keys: Vec<u8> = ids.iter().flat_map(|id| key_of(table, *id).to_le_bytes()).collect();
     let mut client = ParameterServiceClient::new(cluster.channel(node));
     let consistency = Consistency::Leader.into();
-    let request = PullRequest { group, table, consistency, keys: keys.into(), want_exists: true };
+    let request =
+        PullRequest { group, table, consistency, keys: keys.into(), want_exists: true, newer_than: 0 };
     client.pull(request).await.map(tonic::Response::into_inner)
 }
 

@@ -9,3 +9,4 @@ mod hot;
 mod reference;
 mod script;
 mod scrub;
+mod tensor;

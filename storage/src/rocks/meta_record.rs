@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version, 2
+//! u32  version, 3
 //! u32  crc32 of everything behind this field
 //! u64  length of the rest
 //! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version
@@ -19,6 +19,8 @@
 //! u32+ membership
 //! u32+ small state
 //! ```
+//!
+//! Version 3 is laid out as version 2: the small state in it may be of a version that builds of version 2 take for damage.
 //!
 //! Not here: when it is written (`store`, `install`).
 
@@ -35,8 +37,10 @@ use crate::disk::{Disk, read_whole};
 use crate::keyspace::ReplicaFile;
 
 const MAGIC: &[u8; 8] = b"EVSHMETA";
-const VERSION: u32 = 2;
-/// The version before: without a sequence.
+const VERSION: u32 = 3;
+/// The version before: laid out the same.
+const VERSION_2: u32 = 2;
+/// The first version: without a sequence.
 const VERSION_1: u32 = 1;
 const HEAD_BYTES: usize = 8 + 4 + 4 + 8;
 /// More than any small state; a longer file is not ours, and is not read into memory.
@@ -142,7 +146,7 @@ impl MetaRecord {
                 return damaged(format!("version {version} in front, {again} behind"));
             }
             // Whole, and still not ours: not damage.
-            if version != VERSION {
+            if !matches!(version, VERSION | VERSION_2) {
                 return Err(Unfit::OtherVersion(version));
             }
         }
@@ -222,7 +226,9 @@ mod tests {
     }
 
     /// Never change this file: stores in the field are read with it. A new layout gets a new version and a new file.
-    const GOLDEN: &[u8] = include_bytes!("golden/meta-2.bin");
+    const GOLDEN: &[u8] = include_bytes!("golden/meta-3.bin");
+    /// What builds before that wrote.
+    const GOLDEN_2: &[u8] = include_bytes!("golden/meta-2.bin");
     /// What builds before the sequence wrote.
     const GOLDEN_1: &[u8] = include_bytes!("golden/meta-1.bin");
 
@@ -230,22 +236,23 @@ mod tests {
     fn the_layout_stays_as_it_is() {
         assert_eq!(example().encode().as_deref(), Some(GOLDEN));
         assert_eq!(MetaRecord::decode(GOLDEN), Ok(example()));
+        assert_eq!(MetaRecord::decode(GOLDEN_2), Ok(example()));
         assert_eq!(MetaRecord::decode(GOLDEN_1), Ok(MetaRecord { sequence: 0, ..example() }));
     }
 
     #[test]
     fn another_version_is_no_damage() {
         let mut newer = GOLDEN.to_vec();
-        (newer[8], newer[HEAD_BYTES]) = (3, 3);
+        (newer[8], newer[HEAD_BYTES]) = (4, 4);
         let crc = crc32fast::hash(&newer[16..]);
         newer[12..16].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(3)));
+        assert_eq!(MetaRecord::decode(&newer), Err(Unfit::OtherVersion(4)));
         let directory = Path::new("/replica");
         let disk = SimDisk::new(1);
         disk.create_dir_all(directory).unwrap();
         disk.create(&directory.join("meta")).unwrap().write_all_at(&newer, 0).unwrap();
         let error = MetaRecord::read(&disk, directory).unwrap_err();
-        assert!(matches!(error, StoreError::OtherVersion { found: 3, known: 2, .. }), "{error}");
+        assert!(matches!(error, StoreError::OtherVersion { found: 4, known: 3, .. }), "{error}");
         assert!(!error.is_damage(), "an older build must not have it rebuilt");
     }
 

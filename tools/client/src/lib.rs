@@ -30,6 +30,7 @@ mod group_call;
 mod job;
 mod node_channel;
 mod options;
+mod parts;
 mod pull;
 mod push;
 mod push_lane;
@@ -37,6 +38,7 @@ mod routing_cache;
 mod session;
 mod stats;
 mod table;
+mod tensor;
 mod unary;
 mod worker;
 
@@ -44,14 +46,17 @@ pub use admin::Admin;
 pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
 pub use evershard_proto::push_body::Encoding;
+pub use evershard_proto::tensor::TensorLayout;
 pub use evershard_proto::v1::{
     Consistency, ErrorKind, JobDefinition, JobDescription, Optimizer, Routing, SetOptimizerRequest,
-    TableDefinition, TableDescription, WorkerDescription, WorkerState,
+    TableDefinition, TableDescription, TensorDtype, WorkerDescription, WorkerState,
 };
 pub use job::{Aggregation, DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;
+pub use parts::{PullPart, PushPart};
 pub use pull::{PullInfo, PullOptions};
 pub use push::{PushHandle, PushOptions, PushReceipt};
 pub use stats::StatsSnapshot;
 pub use table::Table;
+pub use tensor::{Tensor, TensorVersion};
 pub use worker::Worker;

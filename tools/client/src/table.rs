@@ -7,13 +7,13 @@ use evershard_proto::v1::{Optimizer, SetOptimizerRequest, TableDefinition};
 
 use crate::Error;
 use crate::client::{Client, Inner};
-use crate::pull::{self, PullInfo, PullOptions};
+use crate::pull::{self, PullInfo, PullOptions, Wanted};
 use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
 
 /// A table of a cluster; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Table {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     number: u32,
     definition: Arc<TableDefinition>,
     encoding: Encoding,
@@ -119,7 +119,8 @@ impl Table {
         options: PullOptions,
         out: &mut [f32],
     ) -> Result<PullInfo, Error> {
-        pull::pull(&self.inner, self.number, self.dim(), ids, options, out).await
+        let wanted = Wanted { table: self.number, dim: self.dim(), ids, newer_than: None };
+        pull::pull(&self.inner, wanted, options, out).await
     }
 
     /// Pushes gradients (`ids.len() x dim`); returns when a quorum has them and they are applied, each exactly once.
@@ -212,12 +213,7 @@ impl Table {
         push::begin(&self.inner, &[self.content(operation, ids, values, options)], options).await
     }
 
-    /// Gradients for a step that is summed.
-    pub(crate) fn gradients<'a>(&'a self, ids: &'a [u64], gradients: &'a [f32]) -> Content<'a> {
-        self.content(Operation::Gradient, ids, gradients, PushOptions::default())
-    }
-
-    fn content<'a>(
+    pub(crate) fn content<'a>(
         &'a self,
         operation: Operation,
         ids: &'a [u64],

@@ -84,13 +84,12 @@ pub(crate) async fn begin(
 /// As a push that is refused before it is sent.
 pub(crate) async fn pack_for_step(
     inner: &Arc<Inner>,
-    content: Content<'_>,
+    contents: &[Content<'_>],
     options: PushOptions,
 ) -> Result<(Vec<(u64, PushBodyBuilder)>, PushReceipt), Error> {
-    let contents = [content];
-    check(&contents)?;
+    check(contents)?;
     let routing = inner.routing.table(Client::deadline(inner)).await?;
-    let (messages, rows) = packing::pack(&contents, &routing, options.lr, &mut inner.residuals.lock())?;
+    let (messages, rows) = packing::pack(contents, &routing, options.lr, &mut inner.residuals.lock())?;
     let receipt = PushReceipt { messages: messages.len(), rows };
     Ok((messages.into_iter().map(|message| (message.group, message.builder)).collect(), receipt))
 }

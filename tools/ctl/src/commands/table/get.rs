@@ -115,6 +115,7 @@ async fn pull(node: &Node, group: u64, table: u32, key: u64) -> Result<PullReply
         consistency: Consistency::Leader.into(),
         keys: Bytes::copy_from_slice(&key.to_le_bytes()),
         want_exists: true,
+        newer_than: 0,
     };
     node.parameters().pull(request).await.map(tonic::Response::into_inner)
 }
