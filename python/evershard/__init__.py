@@ -13,7 +13,7 @@ PyTorch modules are in :mod:`evershard.torch`, errors in :mod:`evershard.errors`
 """
 
 from evershard import errors
-from evershard._evershard import PendingPush, __version__
+from evershard._evershard import PendingPush, TensorVersion, __version__
 from evershard.cluster import Cluster, connect
 from evershard.definitions import (
     FTRL,
@@ -36,6 +36,7 @@ from evershard.job import Job, Worker
 from evershard.local import LocalCluster, local
 from evershard.schedules import Cosine, Schedule, StepDecay, WarmUp
 from evershard.table import Table
+from evershard.tensor import Tensor
 
 __all__ = [
     "FTRL",
@@ -57,6 +58,8 @@ __all__ = [
     "Schedule",
     "StepDecay",
     "Table",
+    "Tensor",
+    "TensorVersion",
     "TruncatedNormal",
     "Uniform",
     "WarmUp",

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use evershard::TableDefinition;
+use evershard::{TableDefinition, TensorDtype, definition};
 use evershard_proto::v1::{
     Adagrad, Adam, AdamW, Constant, CosineDecay, Ftrl, Glorot, Initializer, Momentum, Normal, Optimizer,
     RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal, Uniform, Zeros, initializer,
@@ -78,6 +78,34 @@ pub(crate) fn sparse(
         initializer: initializer.map(initializer_of).transpose()?,
         ..TableDefinition::default()
     })
+}
+
+/// The definition of a dense tensor.
+///
+/// # Errors
+/// As [`sparse`]; a dtype that does not exist.
+pub(crate) fn dense(
+    name: &str,
+    shape: &[u64],
+    dtype: &str,
+    optimizer: Option<&Kind>,
+    initializer: Option<&Kind>,
+) -> PyResult<TableDefinition> {
+    let dtype = match dtype {
+        "float32" => TensorDtype::F32,
+        "float16" => TensorDtype::F16,
+        "bfloat16" => TensorDtype::Bf16,
+        other => {
+            let what = format!("dtype is float32, float16 or bfloat16, not {other}");
+            return Err(PyTypeError::new_err(what));
+        }
+    };
+    let mut definition = definition::dense(name, shape, optimizer.map(optimizer_of).transpose()?);
+    if let Some(tensor) = &mut definition.tensor {
+        tensor.dtype = dtype.into();
+    }
+    definition.initializer = initializer.map(initializer_of).transpose()?;
+    Ok(definition)
 }
 
 /// An optimizer, its schedule among its numbers.
