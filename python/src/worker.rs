@@ -141,12 +141,7 @@ impl WorkerHandle {
     }
 
     /// The same of several tables and tensors.
-    fn push_many<'py>(
-        &self,
-        py: Python<'py>,
-        items: Vec<OwnedPush<'py>>,
-        and_wait: bool,
-    ) -> PyResult<()> {
+    fn push_many<'py>(&self, py: Python<'py>, items: Vec<OwnedPush<'py>>, and_wait: bool) -> PyResult<()> {
         let worker = self.worker.get()?;
         let parts = push_parts(&items)?;
         wait(py, async {

@@ -175,8 +175,7 @@ impl AdminService for FakeNode {
 }
 
 fn tensor() -> pb::TableDefinition {
-    let tensor =
-        pb::TensorDefinition { shape: vec![300, 100], dtype: pb::TensorDtype::Bf16.into() };
+    let tensor = pb::TensorDefinition { shape: vec![300, 100], dtype: pb::TensorDtype::Bf16.into() };
     pb::TableDefinition {
         name: "net.weight".into(),
         kind: pb::TableKind::Dense.into(),
@@ -344,7 +343,11 @@ async fn exit_codes_tell_usage_failure_and_absence_apart() {
     let node = fake(true, true).await;
     let unknown = ctl(&node, &["table", "get", "nothing", "1"]).await;
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(stderr(&unknown).contains("no table nothing; there are: items, net.weight"), "{}", stderr(&unknown));
+    assert!(
+        stderr(&unknown).contains("no table nothing; there are: items, net.weight"),
+        "{}",
+        stderr(&unknown)
+    );
     let usage = ctl(&node, &["table", "get", "items", "not-a-number"]).await;
     assert_eq!(usage.status.code(), Some(2));
     let address = dead();
