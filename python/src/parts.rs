@@ -3,7 +3,7 @@
 //! Not here: sending it (`connection`, `worker`).
 
 use evershard::{Error, PullPart, PushPart};
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
 use crate::table_handle::TableHandle;
