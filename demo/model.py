@@ -3,8 +3,8 @@
 A small DLRM crossed with NeuMF: six categorical features, each an embedding of `DIM` values (genre is a bag); all
 pairwise dot products, next to the embeddings themselves, go through a multilayer perceptron to one logit.
 
-Everything that learns is a row of an Evershard table: one table per feature, and one (`dense`) that holds the layers of
-the perceptron, so all workers train one model. Each training step is one pull and one push, of all tables together.
+Everything that learns is on the servers: one table per feature, and a dense tensor for each parameter of the perceptron's
+layers, so all workers train one model. Each training step is one pull and one push, of all of them together.
 
 Not here: where the data come from, and who runs the steps.
 """
@@ -24,7 +24,6 @@ from data import Ratings
 
 FEATURES = ("user", "item", "age", "occupation", "hour", "genre")
 DIM = 16
-DENSE_DIM = 256
 HIDDEN = 64
 DROPOUT = 0.2
 SEED = 7
@@ -37,22 +36,18 @@ DENSE_LR = 0.01
 def create_tables(cluster: es.Cluster, prefix: str) -> dict[str, es.Table]:
     """Creates (or finds) the tables of one training run; `prefix` keeps runs apart."""
     optimizer = es.Adagrad(lr=EMBEDDING_LR, weight_decay=EMBEDDING_DECAY)
-    tables = {
+    return {
         name: cluster.create_table(
             f"{prefix}.{name}", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01, seed=seed)
         )
         for seed, name in enumerate(FEATURES)
     }
-    tables["dense"] = cluster.create_table(
-        f"{prefix}.dense", dim=DENSE_DIM, optimizer=es.Adagrad(lr=DENSE_LR), initializer=es.Zeros()
-    )
-    return tables
 
 
 class Recommender(nn.Module):
     """Ratings to logits. Constructing it draws the initial dense layers from a fixed seed: the same in every worker."""
 
-    def __init__(self, tables: dict[str, es.Table]):
+    def __init__(self, tables: dict[str, es.Table], prefix: str):
         super().__init__()
         pairs = len(FEATURES) * (len(FEATURES) - 1) // 2
         with torch.random.fork_rng():
@@ -60,7 +55,8 @@ class Recommender(nn.Module):
             self.layers = nn.Sequential(
                 nn.Linear(len(FEATURES) * DIM + pairs, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, 1)
             )
-        self.dense = DenseParameters(self.layers, tables["dense"])
+        cluster = tables["user"].cluster
+        self.dense = DenseParameters(self.layers, cluster, f"{prefix}.dense", optimizer=es.Adagrad(lr=DENSE_LR))
         self.group = EmbeddingGroup(
             {
                 name: EmbeddingBag(table=tables[name], mode="mean") if name == "genre" else Embedding(table=tables[name])

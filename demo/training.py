@@ -70,7 +70,7 @@ class Training:
         self._lock = threading.Lock()
         self._cluster = es.connect(endpoints, timeout=worker.TIMEOUT_S)
         self._tables = model.create_tables(self._cluster, name)
-        self._net = model.Recommender(self._tables)
+        self._net = model.Recommender(self._tables, name)
         self._net.dense.initialize()
         self.audit_table = self._cluster.create_table(
             f"{name}.audit", dim=worker.AUDIT_DIM, optimizer=es.SGD(lr=1.0), initializer=es.Zeros()
@@ -197,6 +197,8 @@ class Training:
         digest = hashlib.sha256()
         for name in sorted(self._tables):
             digest.update(self._tables[name].pull(np.arange(IDS_MAX)).tobytes())
+        for _, values in sorted(self._net.dense.state_dict().items()):
+            digest.update(values.numpy().tobytes())
         return digest.hexdigest()
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ def main() -> None:
 
     train, _ = data.load()
     cluster = es.connect(options.endpoints, timeout=TIMEOUT_S)
-    net = model.Recommender(model.create_tables(cluster, options.prefix))
+    net = model.Recommender(model.create_tables(cluster, options.prefix), options.prefix)
     reporter = Reporter(options.rank)
     audit = Audit(cluster.table(f"{options.prefix}.audit"), options.rank)
     emit(kind="ready", rank=options.rank)

@@ -71,6 +71,7 @@ fn shard_command() -> impl Strategy<Value = Vec<u8>> {
         (any::<u64>(), vec(any::<u64>(), 0..20))
             .prop_map(|(floor, live)| ShardCommand::Sessions { floor, live }),
         Just(step_command()),
+        Just(tensor_command()),
     ]
     .prop_map(|command| command.encode().to_vec())
 }
@@ -304,6 +305,30 @@ fn raise_command() -> v1::MetaCommand {
     v1::MetaCommand { command: Some(v1::meta_command::Command::RaiseVersion(command)) }
 }
 
+/// The definition of a dense tensor, which the first builds knew nothing of.
+fn tensor_definition() -> v1::TableDefinition {
+    let tensor = v1::TensorDefinition { shape: vec![300, 100], dtype: v1::TensorDtype::Bf16.into() };
+    v1::TableDefinition {
+        name: "net.weight".to_owned(),
+        kind: v1::TableKind::Dense.into(),
+        dim: 16_384,
+        optimizer: Some(sgd()),
+        tensor: Some(tensor),
+        ..Default::default()
+    }
+}
+
+fn create_tensor_command() -> v1::MetaCommand {
+    let command = v1::CreateTable { definition: Some(tensor_definition()) };
+    v1::MetaCommand { command: Some(v1::meta_command::Command::CreateTensor(command)) }
+}
+
+fn meta_state_with_tensor() -> v1::MetaState {
+    let mut state = meta_state();
+    state.tables[0].definition = Some(tensor_definition());
+    state
+}
+
 fn meta_command() -> v1::MetaCommand {
     let command = v1::MarkReplicaCreated { group: 1, replica: 2, making: 3 };
     v1::MetaCommand { command: Some(v1::meta_command::Command::MarkReplicaCreated(command)) }
@@ -321,6 +346,8 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
         Just(meta_state_with_change().encode_to_vec()),
         Just(meta_state_with_rules().encode_to_vec()),
         Just(raise_command().encode_to_vec()),
+        Just(meta_state_with_tensor().encode_to_vec()),
+        Just(create_tensor_command().encode_to_vec()),
         push_body().prop_map(|body| v1::PushRequest { group: 1, body: body.into() }.encode_to_vec()),
     ]
 }
@@ -438,6 +465,18 @@ fn version_2_of_a_schema_stays_as_it_is() {
     assert_eq!((bytes[1], ShardCommand::decode(&bytes)), (2, Ok(command)));
 }
 
+fn tensor_command() -> ShardCommand {
+    let definition = Some(tensor_definition());
+    let table = v1::TableDescription { number: 9, definition, definition_version: 3 };
+    ShardCommand::Schema { table, dropped: false }
+}
+
+#[test]
+fn version_4_of_a_schema_stays_as_it_is() {
+    let bytes = golden(CRATE, "shard-schema-4-tensor.bin", &tensor_command().encode());
+    assert_eq!((bytes[1], ShardCommand::decode(&bytes)), (4, Ok(tensor_command())));
+}
+
 #[test]
 fn numbers_of_protobuf_fields_stay_as_they_are() {
     let bytes = golden(CRATE, "lane-frame.bin", &lane_frame().encode_to_vec());
@@ -454,6 +493,10 @@ fn numbers_of_protobuf_fields_stay_as_they_are() {
     assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_change()));
     let bytes = golden(CRATE, "meta-command-set-optimizer.bin", &set_optimizer_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(set_optimizer_command()));
+    let bytes = golden(CRATE, "meta-state-tensor.bin", &meta_state_with_tensor().encode_to_vec());
+    assert_eq!(v1::MetaState::decode(bytes.as_slice()), Ok(meta_state_with_tensor()));
+    let bytes = golden(CRATE, "meta-command-tensor.bin", &create_tensor_command().encode_to_vec());
+    assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(create_tensor_command()));
     let bytes = golden(CRATE, "meta-command.bin", &meta_command().encode_to_vec());
     assert_eq!(v1::MetaCommand::decode(bytes.as_slice()), Ok(meta_command()));
 }

@@ -10,6 +10,7 @@ pub mod key;
 pub mod limits;
 pub mod push_body;
 pub mod shard_command;
+pub mod tensor;
 
 /// Metadata of gRPC calls: the recovery epoch of whoever asks (see `Routing` in `admin.proto`).
 pub const RECOVERY_METADATA: &str = "evershard-recovery";

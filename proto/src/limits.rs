@@ -14,6 +14,10 @@ pub const DIM_MAX: u32 = 64 * 1024;
 pub const MESSAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Push messages a client may have unacknowledged per shard; the session table keeps as many results.
 pub const PUSHES_IN_FLIGHT_MAX: usize = 64;
+/// Sizes in a dense tensor's shape.
+pub const TENSOR_RANK_MAX: usize = 8;
+/// Elements of a dense tensor: 256 GiB of f32.
+pub const TENSOR_ELEMENTS_MAX: u64 = 1 << 36;
 /// Tables in one push message.
 pub const PUSH_TABLES_MAX: usize = 256;
 /// Tables in a cluster.

@@ -28,9 +28,9 @@ pub const KIND_EVICT: u8 = 6;
 pub const SHARD_COMMAND_VERSION: u8 = 1;
 /// Of a schema entry with a definition that was changed: builds that know no changes must halt, and not refuse it.
 pub const SCHEMA_VERSION_CHANGED: u8 = 2;
-/// Of a schema entry whose table admits or evicts rows, changed or not: builds that know no such rules must halt. (Not 3: the
-/// checksum does not cover it, and one flipped bit makes no version of another.)
-pub const SCHEMA_VERSION_ROW_RULES: u8 = 4;
+/// Of a schema entry whose table admits or evicts rows, or is a dense tensor, changed or not: builds that know no such must halt.
+/// (Not 3: the checksum does not cover it, and one flipped bit makes no version of another.)
+pub const SCHEMA_VERSION_RULES_OR_TENSOR: u8 = 4;
 /// Of a step whose sums have occurrences.
 pub const STEP_VERSION_COUNTED: u8 = 2;
 const HEADER_BYTES: usize = 8;
@@ -51,6 +51,7 @@ pub struct EvictedRow {
 }
 
 /// A decoded shard command other than a push.
+#[expect(clippy::large_enum_variant, reason = "one at a time is decoded, and lives for a call")]
 #[derive(Debug, Clone, PartialEq)]
 pub enum ShardCommand {
     /// The table's definition, or its drop.
@@ -129,11 +130,7 @@ impl ShardCommand {
         match self {
             ShardCommand::Schema { table, dropped } => {
                 bytes[0] = KIND_SCHEMA;
-                if has_row_rules(table) {
-                    bytes[1] = SCHEMA_VERSION_ROW_RULES;
-                } else if table.definition_version > 0 {
-                    bytes[1] = SCHEMA_VERSION_CHANGED;
-                }
+                bytes[1] = schema_version(table);
                 bytes.put_u8(u8::from(*dropped));
                 bytes.extend_from_slice(&table.encode_to_vec());
             }
@@ -191,7 +188,10 @@ impl ShardCommand {
         };
         let is_known = match kind {
             KIND_SCHEMA => {
-                matches!(version, SHARD_COMMAND_VERSION | SCHEMA_VERSION_CHANGED | SCHEMA_VERSION_ROW_RULES)
+                matches!(
+                    version,
+                    SHARD_COMMAND_VERSION | SCHEMA_VERSION_CHANGED | SCHEMA_VERSION_RULES_OR_TENSOR
+                )
             }
             KIND_STEP => matches!(version, SHARD_COMMAND_VERSION | STEP_VERSION_COUNTED),
             _ => version == SHARD_COMMAND_VERSION,
@@ -214,15 +214,15 @@ impl ShardCommand {
             KIND_SCHEMA => {
                 let (dropped, rest) = body.split_first().ok_or_else(|| malformed("empty"))?;
                 let mut table = v1::TableDescription::decode(rest).map_err(|e| malformed(&e.to_string()))?;
+                // Fields that builds of the earlier versions do not see.
                 if version == SHARD_COMMAND_VERSION {
-                    // A field that builds of version 1 do not see.
                     table.definition_version = 0;
                 }
-                if version < SCHEMA_VERSION_ROW_RULES
+                if version < SCHEMA_VERSION_RULES_OR_TENSOR
                     && let Some(definition) = &mut table.definition
                 {
-                    // The same of builds of version 2.
                     (definition.admission, definition.eviction) = (None, None);
+                    definition.tensor = None;
                 }
                 Ok(ShardCommand::Schema { table, dropped: *dropped != 0 })
             }
@@ -269,9 +269,17 @@ impl ShardCommand {
     }
 }
 
-/// Whether a table has a say in which rows there are.
-fn has_row_rules(table: &v1::TableDescription) -> bool {
-    table.definition.as_ref().is_some_and(|d| d.admission.is_some() || d.eviction.is_some())
+/// The lowest version whose builds understand the entry.
+fn schema_version(table: &v1::TableDescription) -> u8 {
+    let is_newer =
+        |d: &v1::TableDefinition| d.admission.is_some() || d.eviction.is_some() || d.tensor.is_some();
+    if table.definition.as_ref().is_some_and(is_newer) {
+        SCHEMA_VERSION_RULES_OR_TENSOR
+    } else if table.definition_version > 0 {
+        SCHEMA_VERSION_CHANGED
+    } else {
+        SHARD_COMMAND_VERSION
+    }
 }
 
 fn le_u32(bytes: &[u8], at: usize) -> u32 {
@@ -293,8 +301,11 @@ mod tests {
             definition_version: 0,
         };
         let changed = v1::TableDescription { definition_version: 3, ..table.clone() };
+        let mut tensor = changed.clone();
+        tensor.definition.as_mut().expect("there").tensor = Some(v1::TensorDefinition::default());
         for command in [
             ShardCommand::Schema { table, dropped: false },
+            ShardCommand::Schema { table: tensor, dropped: false },
             ShardCommand::Schema { table: changed, dropped: false },
             ShardCommand::Scrub { scrub_id: 5 },
             ShardCommand::Sessions { floor: 10, live: vec![2, 3] },
@@ -343,7 +354,7 @@ mod tests {
             v1::TableDefinition { name: "items".into(), dim: 16, admission, ..Default::default() };
         let table = v1::TableDescription { number: 9, definition: Some(definition), definition_version: 0 };
         let mut bytes = ShardCommand::Schema { table, dropped: false }.encode().to_vec();
-        assert_eq!(bytes[1], SCHEMA_VERSION_ROW_RULES);
+        assert_eq!(bytes[1], SCHEMA_VERSION_RULES_OR_TENSOR);
         bytes[1] = SCHEMA_VERSION_CHANGED;
         let Ok(ShardCommand::Schema { table, .. }) = ShardCommand::decode(&bytes) else { panic!("a schema") };
         assert_eq!(table.definition.expect("there").admission, None);
@@ -365,6 +376,24 @@ mod tests {
         let crc = crc32fast::hash(&short[HEADER_BYTES..]);
         short[4..8].copy_from_slice(&crc.to_le_bytes());
         assert!(matches!(ShardCommand::decode(&short), Err(ShardCommandError::Malformed { .. })));
+    }
+
+    /// Builds that know no tensors take the entry of an earlier version for a sparse table: so must everybody.
+    #[test]
+    fn a_table_is_a_tensor_from_version_4_on() {
+        let tensor = Some(v1::TensorDefinition { shape: vec![4], ..Default::default() });
+        let definition = v1::TableDefinition { name: "w".into(), dim: 4, tensor, ..Default::default() };
+        let table =
+            v1::TableDescription { number: 9, definition: Some(definition.clone()), definition_version: 0 };
+        let mut bytes = ShardCommand::Schema { table: table.clone(), dropped: false }.encode().to_vec();
+        assert_eq!(bytes[1], SCHEMA_VERSION_RULES_OR_TENSOR);
+        let plain = v1::TableDefinition { tensor: None, ..definition };
+        let table = v1::TableDescription { definition: Some(plain), ..table };
+        for version in [SHARD_COMMAND_VERSION, SCHEMA_VERSION_CHANGED] {
+            bytes[1] = version;
+            let expected = ShardCommand::Schema { table: table.clone(), dropped: false };
+            assert_eq!(ShardCommand::decode(&bytes), Ok(expected));
+        }
     }
 
     proptest! {

@@ -13,7 +13,7 @@ PyTorch modules are in :mod:`evershard.torch`, errors in :mod:`evershard.errors`
 """
 
 from evershard import errors
-from evershard._evershard import PendingPush, __version__
+from evershard._evershard import PendingPush, TensorVersion, __version__
 from evershard.cluster import Cluster, connect
 from evershard.definitions import (
     FTRL,
@@ -38,6 +38,7 @@ from evershard.job import Job, Worker
 from evershard.local import LocalCluster, local
 from evershard.schedules import Cosine, Schedule, StepDecay, WarmUp
 from evershard.table import Table
+from evershard.tensor import Tensor
 
 __all__ = [
     "FTRL",
@@ -61,6 +62,8 @@ __all__ = [
     "Schedule",
     "StepDecay",
     "Table",
+    "Tensor",
+    "TensorVersion",
     "TruncatedNormal",
     "Uniform",
     "WarmUp",

@@ -1,4 +1,4 @@
-"""A connection to a cluster: tables by name, and operations over several tables at once.
+"""A connection to a cluster: tables and tensors by name, and operations over several tables at once.
 
 Safe to use from several threads. A :class:`Cluster` may be pickled: the copy connects to the same endpoints, with a
 session of its own, on its first use. After ``os.fork()`` the child likewise connects anew on its first use (threads,
@@ -24,6 +24,7 @@ from evershard.errors import AlreadyClosed, InvalidArgument
 from evershard.job import Job
 from evershard.schedules import Cosine, StepDecay, WarmUp
 from evershard.table import Table
+from evershard.tensor import Tensor, dtype_name
 
 __all__ = ["Cluster", "connect"]
 
@@ -112,19 +113,65 @@ class Cluster:
         native = self._connection()
         return Table(self, native.table(name), native)
 
+    def create_tensor(
+        self,
+        name: str,
+        shape: Union[int, Sequence[int]],
+        dtype: Any = np.float32,
+        optimizer: Optional[Optimizer] = None,
+        initializer: Optional[Initializer] = None,
+    ) -> Tensor:
+        """Creates a dense tensor; or finds it, when it exists as given.
+
+        Args:
+            name: permanent until dropped; tables and tensors share their names.
+            shape: at most 8 sizes, each at least 1; ``()`` for a single value.
+            dtype: ``float32``, ``float16`` or ``bfloat16`` (a name, or a dtype of numpy or PyTorch): what the tensor's users
+                have it in. The servers keep ``float32``.
+            optimizer: what :meth:`Tensor.push` does with gradients; not row-wise, and without ``clip_norm``, which are about
+                the rows of sparse tables. None: the tensor takes ``assign`` and ``add`` only.
+            initializer: what it reads as before it is changed; zeros by default.
+
+        Raises:
+            Conflict: the tensor exists with another definition.
+        """
+        return self._create_tensors([(name, shape, dtype, optimizer, initializer)])[0]
+
+    def _create_tensors(self, tensors: Sequence[tuple]) -> List[Tensor]:
+        """Several at the same time: the arguments of `create_tensor` each."""
+        native = self._connection()
+        definitions = []
+        for name, shape, dtype, optimizer, initializer in tensors:
+            sizes = [int(size) for size in (np.atleast_1d(shape) if np.ndim(shape) == 0 else shape)]
+            if any(size < 1 for size in sizes):
+                raise InvalidArgument(f"tensor {name!r}: sizes are at least 1, not {sizes}")
+            definitions.append((name, sizes, dtype_name(dtype), _definition(optimizer), _definition(initializer)))
+        return [Tensor(self, handle, native) for handle in native.create_tensors(definitions)]
+
+    def tensor(self, name: str) -> Tensor:
+        """The existing tensor of that name.
+
+        Raises:
+            UnknownTable: there is none.
+            InvalidArgument: it is a sparse table.
+        """
+        native = self._connection()
+        return Tensor(self, native.tensor(name), native)
+
     def tables(self) -> List[str]:
-        """Names of all tables."""
+        """Names of all tables and tensors."""
         return sorted(table["name"] for table in self.routing()["tables"])
 
-    def _set_optimizer(self, table: Table, optimizer: Optimizer) -> None:
+    def _set_optimizer(self, table: Union[Table, Tensor], optimizer: Optimizer) -> None:
         native = self._connection()
         definition = _definition(optimizer)
         if definition is None:
             raise TypeError("expected an optimizer, not None: a table keeps the kind it was created with")
-        native.set_optimizer(table._in(self, native), definition)
+        change = native.set_tensor_optimizer if isinstance(table, Tensor) else native.set_optimizer
+        change(table._in(self, native), definition)
 
     def drop_table(self, name: str) -> None:
-        """Removes a table and all its rows, for good.
+        """Removes a table and all its rows, or a tensor, for good.
 
         Raises:
             UnknownTable: there is none of that name.
@@ -133,30 +180,41 @@ class Cluster:
 
     # --- several tables at once -------------------------------------------------------------------------------------
 
-    def pull_many(self, requests: Sequence[Tuple[Table, Any]]) -> List[np.ndarray]:
-        """Reads rows of several tables; all requests travel at the same time.
+    def pull_many(self, requests: Sequence[Union[Tuple[Table, Any], Tensor, Tuple[Tensor, Any]]]) -> List[np.ndarray]:
+        """Reads rows of several tables, and several tensors; all requests travel at the same time.
 
         Args:
-            requests: pairs ``(table, ids)``; ids as for :meth:`Table.pull`.
+            requests: pairs ``(table, ids)``, ids as for :meth:`Table.pull`; tensors; pairs ``(tensor, (start, stop))``, rows as
+                for :meth:`Tensor.pull_rows`, or ``(tensor, None)`` for all of it.
 
         Returns:
-            For each pair, ``float32[*ids.shape, dim]``.
+            For each table ``float32[*ids.shape, dim]``, for each tensor what its ``pull`` gives.
         """
         native, flat, shapes = self._connection(), [], []
-        for table, ids in requests:
-            array, shape = as_ids(ids)
-            flat.append((table._in(self, native), array))
-            shapes.append(shape + (table.dim,))
-        return [rows.reshape(shape) for rows, shape in zip(native.pull_many(flat), shapes)]
+        for request in requests:
+            table, ids = (request, None) if isinstance(request, Tensor) else request
+            if isinstance(table, Tensor):
+                span = table._span(*(ids or (0, None)))
+                flat.append((table._in(self, native), span, None))
+                rows = (max(span[1] - span[0], 0), *table.shape[1:])
+                shapes.append((table.shape if ids is None else rows, table.numpy_dtype))
+            else:
+                array, shape = as_ids(ids)
+                flat.append((table._in(self, native), array))
+                shapes.append((shape + (table.dim,), np.float32))
+        pulled = zip(native.pull_many(flat), shapes)
+        return [rows.reshape(shape).astype(dtype, copy=False) for rows, (shape, dtype) in pulled]
 
     def push_many(self, items: Sequence[tuple], *, lr: Optional[float] = None) -> None:
-        """Pushes gradients to several tables, together; returns when a quorum has all of them.
+        """Pushes gradients to several tables and tensors, together; returns when a quorum has all of them.
 
         What goes to one shard travels in messages of at most 256 KiB that tables share, each applied whole or not at
         all, exactly once.
 
         Args:
-            items: tuples ``(table, ids, grads)`` or ``(table, ids, grads, lr)``, as for :meth:`Table.push`.
+            items: tuples ``(table, ids, grads)`` or ``(table, ids, grads, lr)``, as for :meth:`Table.push`;
+                ``(tensor, grad)``, or ``(tensor, (start, stop), grad)`` for some rows, with ``None`` for all of them, or
+                ``(tensor, rows, grad, lr)``, as for :meth:`Tensor.push`, each tensor once.
             lr: learning rate in place of the tables' own, where the tuple has none.
         """
         native = self._connection()
@@ -225,7 +283,8 @@ class Cluster:
         Returns:
             ``{"cluster_id", "version", "software_version", "meta_leader", "nodes": [{"id", "address", "state"}],
             "shards": [{"id", "group", "range_start", "range_end", "leader", "replicas": [{"replica", "node"}]}],
-            "tables": [{"number", "name", "dim"}]}``; a leader of 0 is not known.
+            "tables": [{"number", "name", "kind", "dim"}]}``, a dense tensor with its ``"shape"`` and ``"dtype"``; a leader of 0
+            is not known.
         """
         return self._connection().routing()
 
@@ -291,10 +350,17 @@ class Cluster:
         """Pushes as the native module takes them: one for each learning rate, each table once in it."""
         groups: Dict[Optional[float], Dict[int, list]] = {}
         for item in items:
+            if len(item) == 2:
+                item = (item[0], None, item[1])
             table, ids, grads = item[:3]
             rate = item[3] if len(item) > 3 and item[3] is not None else lr
             handle = table._in(self, native)
             group = groups.setdefault(rate, {})
+            if isinstance(table, Tensor):
+                if handle.number in group:
+                    raise InvalidArgument(f"tensor {table.name!r} is twice in one push")
+                group[handle.number] = [handle, [table._item(native, grads, *(ids or (0, None)))[1:]]]
+                continue
             parts = group.setdefault(handle.number, [handle, []])
             if parts[0].encoding != handle.encoding:
                 encodings = f"{parts[0].encoding} and {handle.encoding}"

@@ -163,9 +163,12 @@ class TruncatedNormal:
 
 @dataclasses.dataclass(frozen=True)
 class Glorot:
-    """Glorot and Bengio 2010 (Xavier): ``fan_in`` is how many rows are expected, ``fan_out`` the dim when 0."""
+    """Glorot and Bengio 2010 (Xavier): ``fan_in`` is how many rows are expected, ``fan_out`` the dim when 0.
 
-    fan_in: int
+    A tensor takes both from its shape when they are 0, as ``torch.nn.init.xavier_uniform_`` does.
+    """
+
+    fan_in: int = 0
     fan_out: int = 0
     gain: float = 1.0
     normal: bool = False

@@ -23,6 +23,7 @@ __all__ = [
     "LengthMismatch",
     "NoOptimizer",
     "NonFiniteGradient",
+    "OutOfRange",
     "PartialPush",
     "SessionExpired",
     "TooLarge",
@@ -58,6 +59,10 @@ class LengthMismatch(InvalidArgument):
 
 class NonFiniteGradient(InvalidArgument):
     """A gradient holds NaN or an infinity; nothing was changed."""
+
+
+class OutOfRange(InvalidArgument, IndexError):
+    """Rows that a dense tensor does not have; nothing was changed."""
 
 
 class NoOptimizer(InvalidArgument):

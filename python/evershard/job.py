@@ -16,16 +16,16 @@ Not here: who waits for whom (the servers).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 import numpy as np
 
 from evershard.errors import InvalidArgument, UnknownJob
+from evershard.tensor import Tensor
 
 if TYPE_CHECKING:
     from evershard import _evershard
     from evershard.cluster import Cluster
-    from evershard.table import Table
 
 __all__ = ["Job", "Worker"]
 
@@ -123,22 +123,33 @@ class Worker:
         """What the rank's last tick said; empty before the first."""
         return self._handle.cursor
 
-    def pull(self, table: "Table", ids: Any, out: Optional[np.ndarray] = None) -> np.ndarray:
-        """Reads rows, see :meth:`Table.pull`: every push of the steps that the staleness promises is in them."""
-        return table.pull(ids, out)
+    def pull(self, table: Any, ids: Any = None, out: Optional[np.ndarray] = None) -> np.ndarray:
+        """Reads rows of a table, or a tensor, see :meth:`Table.pull` and :meth:`Tensor.pull`: every push of the steps that the
+        staleness promises is in them.
+        """
+        return table.pull(out) if isinstance(table, Tensor) else table.pull(ids, out)
 
-    def push(self, table: "Table", ids: Any, grads: Any) -> None:
-        """Gradients as part of this step, see :meth:`Table.push`; returns when a quorum has them. With a staleness of 0 they
-        are summed over all workers and applied when the step ends: this returns when the leaders have them in memory.
+    def push(self, table: Any, ids: Any, grads: Any = None) -> None:
+        """Gradients as part of this step: of a table ``push(table, ids, grads)``, see :meth:`Table.push`, of a tensor
+        ``push(tensor, grad)``, see :meth:`Tensor.push`. Returns when a quorum has them. With a staleness of 0 they are summed
+        over all workers and applied when the step ends: this returns when the leaders have them in memory.
 
         Raises:
             Fenced: another has the rank, or the lease ended.
         """
-        self._handle.push(*self._checked(table, ids, grads), True)
+        self.push_many([_item(table, ids, grads)])
 
-    def push_async(self, table: "Table", ids: Any, grads: Any) -> None:
+    def push_async(self, table: Any, ids: Any, grads: Any = None) -> None:
         """The same, and returns at once: :meth:`tick` waits for it, and raises what went wrong with it."""
-        self._handle.push(*self._checked(table, ids, grads), False)
+        self.push_many_async([_item(table, ids, grads)])
+
+    def push_many(self, items: Sequence[tuple]) -> None:
+        """Gradients of several tables and tensors as part of this step, as for :meth:`Cluster.push_many`, without a rate."""
+        self._push_many(items, True)
+
+    def push_many_async(self, items: Sequence[tuple]) -> None:
+        """The same, and returns at once: :meth:`tick` waits for it, and raises what went wrong with it."""
+        self._push_many(items, False)
 
     def tick(self, cursor: bytes = b"") -> None:
         """Ends the step, and returns when the job's staleness allows the next one.
@@ -172,7 +183,18 @@ class Worker:
     def __repr__(self) -> str:
         return f"evershard.Worker({self.job.name!r}, rank={self.rank}, epoch={self.epoch})"
 
-    def _checked(self, table: "Table", ids: Any, grads: Any) -> tuple:
-        array, rows = table._checked(ids, grads)
-        native = self.job.cluster._connection()
-        return table._in(self.job.cluster, native), array, rows
+    def _push_many(self, items: Sequence[tuple], and_wait: bool) -> None:
+        cluster = self.job.cluster
+        for group, lr in cluster._groups(cluster._connection(), items, None):
+            if lr is not None:
+                raise InvalidArgument("a worker's pushes are at the table's own learning rate")
+            self._handle.push_many(group, and_wait)
+
+
+def _item(table: Any, ids: Any, grads: Any) -> tuple:
+    """A push of one table or tensor: of a tensor the gradient stands in the place of the ids."""
+    if grads is None:
+        if not isinstance(table, Tensor):
+            raise TypeError("push() of a table needs ids and gradients")
+        return (table, ids)
+    return (table, ids, grads)

@@ -37,11 +37,13 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from evershard.torch_dense import DenseParameters
+
 __all__ = ["DenseParameters", "Embedding", "EmbeddingBag", "EmbeddingGroup"]
 
 
 class _Request(NamedTuple):
-    """Rows that one module wants for one forward pass, and what it makes of them."""
+    """Rows that one module wants for one forward pass, and what it makes of them. (Of a dense tensor: all, without ids.)"""
 
     table: Any
     ids: np.ndarray
@@ -65,20 +67,19 @@ class _Exchange:
             raise ValueError("the worker's job must be of the cluster that the tables are in")
 
     def pull(self) -> List[torch.Tensor]:
-        """The rows, ``float32[len(ids), dim]`` for each request."""
+        """The rows, ``float32[len(ids), dim]`` for each request, or a whole tensor in its shape."""
         rows = self.cluster.pull_many([(r.table, r.ids) for r in self.requests])
         return [torch.from_numpy(r) for r in rows]
 
     def push(self, grads: Iterable[Optional[torch.Tensor]]) -> None:
         """Pushes the gradients of the rows that took part in the loss."""
         items = [
-            (r.table, r.ids, np.ascontiguousarray(g.detach().cpu().numpy(), np.float32), r.lr)
+            (r.table, r.ids, g.detach().cpu().float().contiguous().numpy(), r.lr)
             for r, g in zip(self.requests, grads)
-            if g is not None and len(r.ids)
+            if g is not None and (r.ids is None or len(r.ids))
         ]
-        if self.worker is not None:
-            for table, ids, rows, _ in items:
-                self.worker.push_async(table, ids, rows)
+        if items and self.worker is not None:
+            self.worker.push_many_async(items)
         elif items:
             self.cluster.push_many(items)
 
@@ -291,69 +292,6 @@ class EmbeddingBag(_Rows):
         return _run([self._plan(input, offsets, per_sample_weights)], [self.training], self.worker)[0]
 
 
-class DenseParameters:
-    """The parameters of a module, kept on the cluster as rows of a table, so that all workers train the same ones.
-
-    The module's trainable ``Parameter`` objects are taken out (frozen ones stay; shared ones stay shared); before each use the values come from the cluster as plain tensors
-    (:meth:`pull`, or together with an :class:`EmbeddingGroup`), and ``backward()`` pushes their gradients. All
-    parameters, in the order of ``module.named_parameters()``, are laid out in one vector, cut into rows of the table's
-    dim (the last one padded): row ``i`` has id ``i``.
-
-    One worker calls :meth:`initialize` once, before training starts, to publish its module's initial values.
-    """
-
-    def __init__(self, module: nn.Module, table: Any, *, lr: Optional[float] = None):
-        self.module = module
-        self.table = table
-        self.lr = lr
-        #: As for :class:`Embedding`.
-        self.worker: Any = None
-        self._places: List[Tuple[nn.Module, str, str, torch.Size, int]] = []
-        values, offset = [], 0
-        seen: Dict[int, Tuple[nn.Parameter, int]] = {}
-        for prefix, owner in module.named_modules():
-            for name, parameter in list(owner._parameters.items()):
-                if parameter is None or not parameter.requires_grad:
-                    continue
-                full_name = f"{prefix}.{name}" if prefix else name
-                # A parameter that two modules share (tied weights) stays one: its gradients are summed.
-                _, at = seen.setdefault(id(parameter), (parameter, offset))
-                self._places.append((owner, name, full_name, parameter.shape, at))
-                if at == offset:
-                    offset += parameter.numel()
-                    values.append(parameter.detach().reshape(-1).to(torch.float32))
-                del owner._parameters[name]
-        if not values:
-            raise ValueError("the module has no parameters")
-        self.numel = offset
-        self.rows = -(-offset // table.dim)
-        initial = torch.zeros(self.rows * table.dim)
-        initial[:offset] = torch.cat(values)
-        self._initial = initial.reshape(self.rows, table.dim)
-        self._load(self._initial)
-
-    def initialize(self) -> None:
-        """Publishes the values that the module was constructed with. Overwrites what is there: call it in one worker."""
-        self.table.assign(np.arange(self.rows, dtype=np.uint64), self._initial.numpy())
-
-    def pull(self) -> None:
-        """Loads the values now on the cluster into the module."""
-        _run([self._plan()], [self.module.training], self.worker)
-
-    def state_dict(self) -> Dict[str, torch.Tensor]:
-        """A copy of the values on the cluster, by parameter name; fits the module as it was before."""
-        rows = torch.from_numpy(self.table.pull(np.arange(self.rows, dtype=np.uint64))).reshape(-1)
-        return {name: rows[at : at + shape.numel()].reshape(shape).clone() for _, _, name, shape, at in self._places}
-
-    def _plan(self) -> _Request:
-        return _Request(self.table, np.arange(self.rows, dtype=np.uint64), self.lr, self._load)
-
-    def _load(self, rows: torch.Tensor) -> None:
-        flat = rows.reshape(-1)
-        for owner, name, _, shape, offset in self._places:
-            setattr(owner, name, flat[offset : offset + shape.numel()].view(shape))
-
-
 class EmbeddingGroup(nn.Module):
     """Several embeddings pulled at the same time, and their gradients pushed together: tables share messages.
 
@@ -391,9 +329,10 @@ class EmbeddingGroup(nn.Module):
             requests.append(module._plan(*value) if isinstance(value, tuple) else module._plan(value))
             trains.append(self.training and module.training)
         if self.dense is not None:
-            requests.append(self.dense._plan())
-            trains.append(self.training)
-        self.last_rows = sum(len(request.ids) for request in requests)
+            plans = self.dense._plans()
+            requests.extend(plans)
+            trains.extend([self.training] * len(plans))
+        self.last_rows = sum(len(request.ids) for request in requests if request.ids is not None)
         if not requests:
             return {}
         return dict(zip(names, _run(requests, trains, self.worker)))

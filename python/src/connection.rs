@@ -9,25 +9,24 @@ use std::time::Duration;
 
 use evershard::{
     Absent, Client, ClientOptions, Consistency, Error, PullOptions, PushHandle, PushOptions, ScanOptions,
-    Table,
+    TableDefinition,
 };
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray1};
+use numpy::{PyArray1, PyArrayMethods, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::definitions::{self, Kind};
 use crate::errors::{InvalidArgument, Unavailable, exception};
+use crate::parts::{Floats, Ids, OwnedPull, OwnedPush, Rows, Span, push_parts};
 use crate::pending::PendingPush;
 use crate::process_bound::ProcessBound;
 use crate::routing;
 use crate::runtime::wait;
 use crate::scan::ScanHandle;
 use crate::table_handle::TableHandle;
+use crate::tensor_handle::{TensorHandle, TensorVersionHandle};
 use crate::worker::{self, WorkerHandle};
 
-type Ids<'py> = PyReadonlyArray1<'py, u64>;
-type Floats<'py> = PyReadonlyArray1<'py, f32>;
-type Rows<'py> = Bound<'py, PyArray1<f32>>;
 type Exists<'py> = Bound<'py, PyArray1<bool>>;
 
 /// The client of one Python `Cluster` in one process.
@@ -90,6 +89,54 @@ impl Connection {
         self.run(py, client.table(name)).map(TableHandle::new)
     }
 
+    /// Several tensors: name, shape, dtype, optimizer and initialiser of each.
+    #[allow(clippy::type_complexity)] // As Python calls it.
+    fn create_tensors(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<(String, Vec<u64>, String, Option<Kind>, Option<Kind>)>,
+    ) -> PyResult<Vec<TensorHandle>> {
+        let definitions: Vec<TableDefinition> = tensors
+            .iter()
+            .map(|(name, shape, dtype, optimizer, initializer)| {
+                definitions::dense(name, shape, dtype, optimizer.as_ref(), initializer.as_ref())
+            })
+            .collect::<PyResult<_>>()?;
+        let client = self.client.get()?;
+        let created = self.run(py, client.create_tensors(definitions))?;
+        Ok(created.into_iter().map(TensorHandle::new).collect())
+    }
+
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<TensorHandle> {
+        let client = self.client.get()?;
+        self.run(py, client.tensor(name)).map(TensorHandle::new)
+    }
+
+    fn set_tensor_optimizer(&self, py: Python<'_>, tensor: &TensorHandle, optimizer: Kind) -> PyResult<()> {
+        let optimizer = definitions::optimizer_of(&optimizer)?;
+        self.run(py, tensor.tensor()?.set_optimizer(optimizer)).map(|_| ())
+    }
+
+    /// Sets rows of a tensor, or adds to them.
+    fn store_tensor<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: &TensorHandle,
+        span: Span,
+        values: Floats<'py>,
+        is_added: bool,
+    ) -> PyResult<()> {
+        let tensor = tensor.tensor()?;
+        let (rows, values) = (span.0..span.1, values.as_slice()?);
+        self.run(py, async move {
+            match is_added {
+                true => tensor.add_rows(rows, values).await,
+                false => tensor.assign_rows(rows, values).await,
+            }
+        })
+        .map(|_| ())
+    }
+
     fn set_optimizer(&self, py: Python<'_>, table: &TableHandle, optimizer: Kind) -> PyResult<()> {
         let optimizer = definitions::optimizer_of(&optimizer)?;
         self.run(py, table.table()?.set_optimizer(optimizer)).map(|_| ())
@@ -132,29 +179,39 @@ impl Connection {
         Ok((rows, exists))
     }
 
-    /// Rows of several tables; all requests travel at the same time.
-    fn pull_many<'py>(
-        &self,
-        py: Python<'py>,
-        requests: Vec<(Py<TableHandle>, Ids<'py>)>,
-    ) -> PyResult<Vec<Rows<'py>>> {
+    /// Rows of several tables and tensors; all requests travel at the same time.
+    fn pull_many<'py>(&self, py: Python<'py>, requests: Vec<OwnedPull<'py>>) -> PyResult<Vec<Rows<'py>>> {
         let client = self.client.get()?;
-        let mut results = Vec::with_capacity(requests.len());
-        for (table, ids) in &requests {
-            results.push(PyArray1::zeros(py, ids.len()? * table.get().table()?.dim(), false));
-        }
+        let results: Vec<Rows<'py>> =
+            requests.iter().map(|request| request.target(py)).collect::<PyResult<_>>()?;
         let mut targets: Vec<PyReadwriteArray1<'py, f32>> =
-            results.iter().map(|rows| rows.readwrite()).collect();
-        let mut pulls: Vec<(&Table, &[u64], &mut [f32])> = Vec::with_capacity(requests.len());
-        for ((table, ids), target) in requests.iter().zip(&mut targets) {
-            pulls.push((table.get().table()?, ids.as_slice()?, target.as_slice_mut()?));
+            results.iter().map(PyArrayMethods::try_readwrite).collect::<Result<_, _>>()?;
+        let mut parts = Vec::with_capacity(requests.len());
+        for (request, target) in requests.iter().zip(&mut targets) {
+            parts.push(request.part(target.as_slice_mut()?)?);
         }
-        self.run(py, client.pull_many(&mut pulls))?;
+        self.run(py, client.pull_parts(&mut parts))?;
+        drop(parts);
         drop(targets);
         Ok(results)
     }
 
-    /// Gradients of several tables, no table twice; waits for the quorum.
+    /// Brings an array that holds a tensor as of `version` up to date.
+    #[pyo3(signature = (tensor, version, out))]
+    fn pull_if_newer<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: &TensorHandle,
+        version: Option<&TensorVersionHandle>,
+        out: Rows<'py>,
+    ) -> PyResult<TensorVersionHandle> {
+        let mut target = out.try_readwrite()?;
+        let since = version.map(|version| &version.0);
+        let pulled = tensor.tensor()?.pull_if_newer(since, target.as_slice_mut()?);
+        self.run(py, pulled).map(TensorVersionHandle)
+    }
+
+    /// Gradients of several tables and tensors, none twice; waits for the quorum.
     #[pyo3(signature = (items, lr))]
     fn push_many<'py>(&self, py: Python<'py>, items: Vec<OwnedPush<'py>>, lr: Option<f32>) -> PyResult<()> {
         let handle = self.begin(py, &items, lr)?;
@@ -170,7 +227,7 @@ impl Connection {
     ) -> PyResult<PendingPush> {
         // All groups before any of them is sent: a refusal changes nothing.
         for (items, _) in &groups {
-            self.client.get()?.check_push_many(&as_pushes(items)?).map_err(|error| exception(py, error))?;
+            self.client.get()?.check_push_parts(&push_parts(items)?).map_err(|error| exception(py, error))?;
         }
         let mut handles = Vec::with_capacity(groups.len());
         for (items, lr) in &groups {
@@ -322,21 +379,9 @@ impl Connection {
 impl Connection {
     fn begin<'py>(&self, py: Python<'py>, items: &[OwnedPush<'py>], lr: Option<f32>) -> PyResult<PushHandle> {
         let client = self.client.get()?;
-        let pushes = as_pushes(items)?;
-        self.run(py, client.push_many_begin(&pushes, PushOptions { lr, ..PushOptions::default() }))
+        let parts = push_parts(items)?;
+        self.run(py, client.push_parts_begin(&parts, PushOptions { lr, ..PushOptions::default() }))
     }
-}
-
-/// One table's part of a push, as Python gave it.
-type OwnedPush<'py> = (Py<TableHandle>, Ids<'py>, Floats<'py>);
-/// The same, borrowed from Python as long as the call lasts.
-type BorrowedPush<'a> = (&'a Table, &'a [u64], &'a [f32]);
-
-fn as_pushes<'a>(items: &'a [OwnedPush<'_>]) -> PyResult<Vec<BorrowedPush<'a>>> {
-    items
-        .iter()
-        .map(|(table, ids, grads)| Ok((table.get().table()?, ids.as_slice()?, grads.as_slice()?)))
-        .collect()
 }
 
 fn consistency_of(name: &str) -> PyResult<Consistency> {

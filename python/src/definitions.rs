@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use evershard::TableDefinition;
+use evershard::{TableDefinition, TensorDtype, definition};
 use evershard_proto::v1::{
     Adagrad, Adam, AdamW, Admission, Constant, CosineDecay, Eviction, Ftrl, Glorot, Initializer, Momentum,
     NonFinitePolicy, Normal, Optimizer, RmsProp, RowwiseAdagrad, Schedule, Sgd, StepDecay, TruncatedNormal,
@@ -120,6 +120,34 @@ fn eviction_of(kind: &Kind) -> PyResult<Eviction> {
         min_l2: kind.float("min_l2")?,
         max_rows: kind.whole("max_rows")?,
     })
+}
+
+/// The definition of a dense tensor.
+///
+/// # Errors
+/// As [`sparse`]; a dtype that does not exist.
+pub(crate) fn dense(
+    name: &str,
+    shape: &[u64],
+    dtype: &str,
+    optimizer: Option<&Kind>,
+    initializer: Option<&Kind>,
+) -> PyResult<TableDefinition> {
+    let dtype = match dtype {
+        "float32" => TensorDtype::F32,
+        "float16" => TensorDtype::F16,
+        "bfloat16" => TensorDtype::Bf16,
+        other => {
+            let what = format!("dtype is float32, float16 or bfloat16, not {other}");
+            return Err(PyTypeError::new_err(what));
+        }
+    };
+    let mut definition = definition::dense(name, shape, optimizer.map(optimizer_of).transpose()?);
+    if let Some(tensor) = &mut definition.tensor {
+        tensor.dtype = dtype.into();
+    }
+    definition.initializer = initializer.map(initializer_of).transpose()?;
+    Ok(definition)
 }
 
 /// An optimizer, its schedule among its numbers.

@@ -21,6 +21,7 @@ import_exception!(evershard.errors, JobAborted);
 import_exception!(evershard.errors, LengthMismatch);
 import_exception!(evershard.errors, NoOptimizer);
 import_exception!(evershard.errors, NonFiniteGradient);
+import_exception!(evershard.errors, OutOfRange);
 import_exception!(evershard.errors, PartialPush);
 import_exception!(evershard.errors, SessionExpired);
 import_exception!(evershard.errors, TooLarge);
@@ -55,6 +56,7 @@ fn of_kind(kind: ErrorKind, message: String) -> PyErr {
     match kind {
         ErrorKind::Invalid => InvalidArgument::new_err(message),
         ErrorKind::UnknownTable => UnknownTable::new_err(message),
+        ErrorKind::OutOfRange => OutOfRange::new_err(message),
         ErrorKind::WrongDim => WrongDim::new_err(message),
         ErrorKind::LengthMismatch => LengthMismatch::new_err(message),
         ErrorKind::NonFinite => NonFiniteGradient::new_err(message),

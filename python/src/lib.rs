@@ -10,12 +10,14 @@
 mod connection;
 mod definitions;
 mod errors;
+mod parts;
 mod pending;
 mod process_bound;
 mod routing;
 mod runtime;
 mod scan;
 mod table_handle;
+mod tensor_handle;
 mod worker;
 
 use pyo3::prelude::*;
@@ -30,6 +32,8 @@ fn _evershard(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<connection::Connection>()?;
     module.add_class::<table_handle::TableHandle>()?;
     module.add_class::<scan::ScanHandle>()?;
+    module.add_class::<tensor_handle::TensorHandle>()?;
+    module.add_class::<tensor_handle::TensorVersionHandle>()?;
     module.add_class::<worker::WorkerHandle>()?;
     module.add_class::<pending::PendingPush>()?;
     module.add_class::<pending::Resume>()

@@ -6,6 +6,8 @@ use evershard::Routing;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::tensor_handle::dtype_name;
+
 /// See `Cluster.routing` for the shape.
 ///
 /// # Errors
@@ -42,6 +44,12 @@ pub(crate) fn describe<'py>(py: Python<'py>, routing: &Routing) -> PyResult<Boun
         let entry = PyDict::new(py);
         entry.set_item("number", table.number)?;
         let definition = table.definition.clone().unwrap_or_default();
+        let tensor = definition.tensor.as_ref();
+        entry.set_item("kind", if tensor.is_some() { "dense" } else { "sparse" })?;
+        if let Some(tensor) = tensor {
+            entry.set_item("shape", &tensor.shape)?;
+            entry.set_item("dtype", dtype_name(tensor.dtype()))?;
+        }
         entry.set_item("name", definition.name)?;
         entry.set_item("dim", definition.dim)?;
         tables.append(entry)?;

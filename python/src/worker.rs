@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use tokio::sync::Mutex;
 
 use crate::errors::{InvalidArgument, exception};
+use crate::parts::{OwnedPush, push_parts};
 use crate::process_bound::ProcessBound;
 use crate::runtime::wait;
 use crate::table_handle::TableHandle;
@@ -134,6 +135,22 @@ impl WorkerHandle {
                 worker.push(table, ids, grads).await.map(|_| ())
             } else {
                 worker.push_begin(table, ids, grads).await
+            }
+        })?
+        .map_err(|error| exception(py, error))
+    }
+
+    /// The same of several tables and tensors.
+    fn push_many<'py>(&self, py: Python<'py>, items: Vec<OwnedPush<'py>>, and_wait: bool) -> PyResult<()> {
+        let worker = self.worker.get()?;
+        let parts = push_parts(&items)?;
+        wait(py, async {
+            let mut place = worker.lock().await;
+            let worker = place.as_mut().ok_or(Error::Closed)?;
+            if and_wait {
+                worker.push_parts(&parts).await.map(|_| ())
+            } else {
+                worker.push_parts_begin(&parts).await
             }
         })?
         .map_err(|error| exception(py, error))

@@ -1,5 +1,6 @@
 """evershard.torch against torch.nn: the same outputs and, after a step of SGD, the same weights."""
 
+import copy
 import threading
 
 import numpy as np
@@ -167,7 +168,7 @@ def test_a_group_trains_as_a_local_model(cluster, name):
     )
     optimizer = torch.optim.SGD([*local.parameters(), *local_layers.parameters()], lr=LR)
 
-    dense = DenseParameters(layers, make("dense", 16))
+    dense = DenseParameters(layers, cluster, f"{name}-net", optimizer=es.SGD(lr=LR))
     dense.initialize()
     assert list(layers.parameters()) == []
     group = EmbeddingGroup(
@@ -211,9 +212,10 @@ def test_dense_parameters_leave_frozen_ones_alone_and_keep_shared_ones_shared(cl
     theirs = Tied()
     ours = Tied()
     ours.load_state_dict(theirs.state_dict())
-    dense = DenseParameters(ours, cluster.create_table(name, dim=3, optimizer=es.SGD(lr=LR)))
+    dense = DenseParameters(ours, cluster, name, optimizer=es.SGD(lr=LR))
     dense.initialize()
     assert dense.numel == 4 * 4 + 4
+    assert list(dense.tensors) == ["encoder.weight", "decoder.bias"]
     assert [key for key, _ in ours.named_parameters()] == ["scale"]
     optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], lr=LR)
     for seed in range(3):
@@ -228,6 +230,74 @@ def test_dense_parameters_leave_frozen_ones_alone_and_keep_shared_ones_shared(cl
     assert ours.encoder.weight.data_ptr() == ours.decoder.weight.data_ptr()
     torch.testing.assert_close(ours.encoder.weight, theirs.encoder.weight, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.scale, torch.full((4,), 2.0))
+
+
+def test_dense_parameters_keep_shape_and_dtype(cluster, name):
+    layers = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False).to(torch.bfloat16))
+    layers.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
+    layers.register_parameter("none", nn.Parameter(torch.empty(0)))
+    theirs = {key: value.clone() for key, value in layers.state_dict().items() if key != "none"}
+    dense = DenseParameters(layers, cluster, name, optimizer=es.SGD(lr=1.0))
+    assert [key for key, _ in layers.named_parameters()] == ["none"]
+    dense.initialize()
+    tensors = {key: cluster.tensor(f"{name}.{key}") for key in ("scale", "0.weight", "0.bias", "1.weight")}
+    assert [t.shape for t in tensors.values()] == [(), (5, 3), (5,), (2, 5)]
+    assert [t.dtype for t in tensors.values()] == ["float32", "float32", "float32", "bfloat16"]
+    for key, value in dense.state_dict().items():
+        assert value.dtype == theirs[key].dtype and torch.equal(value, theirs[key])
+    # The servers keep float32: steps that bfloat16 would swallow add up.
+    for _ in range(8):
+        dense.pull()
+        weight = layers[1].weight
+        assert weight.dtype == torch.bfloat16
+        (weight * 2**-10).sum().backward()
+    moved = theirs["1.weight"].float().numpy() - 8 * 2**-10
+    np.testing.assert_array_equal(tensors["1.weight"].pull(), moved)
+    # Another worker finds them as they are, and another module does not fit.
+    found = DenseParameters(nn.Linear(3, 5), cluster, f"{name}.0")
+    found.pull()
+    assert torch.equal(found.module.weight, theirs["0.weight"])
+    with pytest.raises(ValueError, match="the module has"):
+        DenseParameters(nn.Linear(3, 4), cluster, f"{name}.0")
+    with pytest.raises(es.UnknownTable):
+        DenseParameters(nn.Linear(3, 4), cluster, f"{name}.9")
+    with pytest.raises(TypeError, match="float64"):
+        DenseParameters(nn.Linear(3, 4).double(), cluster, f"{name}.9", optimizer=es.SGD(lr=1.0))
+
+
+def test_dense_parameters_of_two_workers_train_as_one_process(cluster, name):
+    theirs = nn.Linear(4, 3)
+    job = cluster.job(name, workers=2, staleness=0)
+    batches = [[torch.randn(5, 4, generator=torch.Generator().manual_seed(10 * rank + n)) for n in range(3)] for rank in (0, 1)]
+    failures = []
+    DenseParameters(copy.deepcopy(theirs), cluster, name, optimizer=es.SGD(lr=LR)).initialize()
+
+    def run(rank):
+        try:
+            with job.worker(rank) as worker:
+                ours = nn.Linear(4, 3)
+                dense = DenseParameters(ours, cluster, name, worker=worker)
+                for batch in batches[rank]:
+                    dense.pull()
+                    loss_of(ours(batch)).backward()
+                    worker.tick()
+        except Exception as error:  # noqa: BLE001 - told by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=LR)
+    for both in zip(*batches):
+        optimizer.zero_grad()
+        sum(loss_of(theirs(batch)) for batch in both).backward()
+        optimizer.step()
+    trained = DenseParameters(nn.Linear(4, 3), cluster, name).state_dict()
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(trained[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_part_of_the_group_that_took_no_part_in_the_loss_gets_no_push(cluster, name):

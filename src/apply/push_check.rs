@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evershard_proto::key::id_of;
+use evershard_proto::encoding::decode_row;
+use evershard_proto::key::{id_of, key_of};
 use evershard_proto::push_body::{Encoding, Operation, PUSH_VERSION_ENCODED, PushBody, Section};
+use evershard_proto::tensor::TensorLayout;
 
 use super::duplicates::Distinct;
 use super::finite::{self, Magnitude};
@@ -47,6 +49,9 @@ pub fn validate_push(
         check_section(body.version, &section, schema, scope)?;
         if schema.non_finite() == NonFinite::Reject && section.operation.has_values() {
             check_finite(&section, schema, scope)?;
+        }
+        if let Some(layout) = schema.tensor() {
+            check_padding(&section, schema, layout, scope)?;
         }
     }
     Ok(())
@@ -96,6 +101,54 @@ pub(super) fn check_section(
         && let Some(key) = section.keys().find(|key| !scope.range.contains(*key))
     {
         return Err(PushRefusal::wrong_range(shard, table, key, scope.range));
+    }
+    match schema.tensor() {
+        Some(layout) => check_blocks(section, schema, layout, scope),
+        None => Ok(()),
+    }
+}
+
+/// A dense tensor has the blocks that its shape says, for ever.
+fn check_blocks(
+    section: &Section<'_>,
+    schema: &TableSchema,
+    layout: &TensorLayout,
+    scope: &ShardScope,
+) -> Result<(), PushRefusal> {
+    let (shard, table) = (scope.shard, section.table);
+    if !section.operation.has_values() {
+        let name = schema.name().to_owned();
+        return Err(PushRefusal::NotOfTensor { shard, table, name, what: "blocks cannot be removed" });
+    }
+    let blocks = layout.blocks();
+    match section.keys().map(|key| id_of(table, key)).find(|block| *block >= blocks) {
+        Some(block) => {
+            Err(PushRefusal::OutOfRange { shard, table, name: schema.name().to_owned(), block, blocks })
+        }
+        None => Ok(()),
+    }
+}
+
+/// What lies beyond a tensor's end stays zero: whoever sends anything else means another shape.
+fn check_padding(
+    section: &Section<'_>,
+    schema: &TableSchema,
+    layout: &TensorLayout,
+    scope: &ShardScope,
+) -> Result<(), PushRefusal> {
+    let last = layout.blocks() - 1;
+    let (valid, dim) = (layout.valid(last), section.dim as usize);
+    if valid == dim {
+        return Ok(());
+    }
+    let key = key_of(section.table, last);
+    for (row, _) in section.keys().enumerate().filter(|(_, of)| *of == key) {
+        let mut values = vec![0.0; dim];
+        decode_row(section.encoding, section.row(row), &mut values);
+        if values[valid..].iter().any(|value| *value != 0.0) {
+            let (shard, table, name) = (scope.shard, section.table, schema.name().to_owned());
+            return Err(PushRefusal::NotOfTensor { shard, table, name, what: "values beyond the end" });
+        }
     }
     Ok(())
 }

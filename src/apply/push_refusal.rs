@@ -150,6 +150,34 @@ pub enum PushRefusal {
         /// As given.
         lr: f32,
     },
+    /// A block beyond the end of a dense tensor.
+    #[error(
+        "push refused by shard {shard}: there is no block {block} in tensor {table} ({name:?}), which has {blocks}"
+    )]
+    OutOfRange {
+        /// The shard that refuses.
+        shard: u32,
+        /// The tensor.
+        table: u32,
+        /// Its name.
+        name: String,
+        /// As given.
+        block: u64,
+        /// How many there are.
+        blocks: u64,
+    },
+    /// A dense tensor does not take that.
+    #[error("push refused by shard {shard}: {what} of tensor {table} ({name:?})")]
+    NotOfTensor {
+        /// The shard that refuses.
+        shard: u32,
+        /// The tensor.
+        table: u32,
+        /// Its name.
+        name: String,
+        /// What was asked for.
+        what: &'static str,
+    },
     /// Sequence numbers start at 1.
     #[error("push refused by shard {shard}: sequence number 0 (they start at 1)")]
     SeqZero {
@@ -193,6 +221,8 @@ impl PushRefusal {
             }
             PushRefusal::RepeatedTable { table, .. } => (RefusalKind::RepeatedTable, table),
             PushRefusal::LearningRate { table, .. } => (RefusalKind::LearningRate, table),
+            PushRefusal::OutOfRange { table, .. } => (RefusalKind::OutOfRange, table),
+            PushRefusal::NotOfTensor { table, .. } => (RefusalKind::NotOfTensor, table),
             PushRefusal::SeqZero { .. } => (RefusalKind::SeqZero, 0),
         };
         Refusal { kind, table }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use evershard_proto::shard_command::ShardCommand;
 use evershard_proto::v1::{
     ActivateTable, CreateTable, ErrorKind, MetaTable, RemoveTable, SetOptimizerRequest, SetTableOptimizer,
-    TableDefinition, TableDescription, meta_command::Command,
+    TableDefinition, TableDescription, TableKind, meta_command::Command,
 };
 use futures_util::future::try_join_all;
 
@@ -33,9 +33,16 @@ impl Node {
     ) -> Result<TableDescription, RequestError> {
         self.require_cluster()?;
         let deadline = Instant::now() + DEADLINE;
-        TableSchema::new(0, &definition).map_err(|e| RequestError::new(e.kind(), e.to_string()))?;
+        let schema =
+            TableSchema::new(0, &definition).map_err(|e| RequestError::new(e.kind(), e.to_string()))?;
+        let is_tensor = schema.tensor().is_some();
+        if definition.kind() == TableKind::Dense && !is_tensor {
+            let what = format!("tensor {}: a table of kind DENSE needs a shape", definition.name);
+            return Err(RequestError::new(ErrorKind::Invalid, what));
+        }
         self.require_cluster_version(needed_cluster_version(&definition), deadline).await?;
-        let create = Command::CreateTable(CreateTable { definition: Some(definition) });
+        let create = CreateTable { definition: Some(definition) };
+        let create = if is_tensor { Command::CreateTensor(create) } else { Command::CreateTable(create) };
         let outcome = self.propose_meta(create, deadline).await?;
         let table = outcome
             .table

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use evershard_raft::state_machine::{LogPosition, SnapshotMark};
 use evershard_storage::rocks::{FlushedState, RunWriter, StoreError};
-use evershard_storage::table::{DirtyRow, FlushCursor, RowHeader};
+use evershard_storage::table::{DirtyRow, FlushCursor, RowHeader, Table};
 
 use super::DurableIndex;
-use crate::shard::{Debts, ShardError, ShardMachine, store_position};
+use crate::shard::{Debts, ShardError, ShardMachine, rows_a_lock, store_position};
 
 /// Rows copied under one taking of the lock for reading.
 const ROWS_PER_LOCK: usize = if cfg!(test) { 2 } else { 256 };
@@ -153,7 +153,9 @@ impl Cycle<'_> {
     ) -> Result<(), StoreError> {
         let dirty = self.dirty_rows(number);
         let mut copies = Copies::default();
-        for batch in dirty.chunks(ROWS_PER_LOCK) {
+        let shape = self.machine.rows().read().table(number).map(Table::shape);
+        let at_once = shape.map_or(ROWS_PER_LOCK, |shape| rows_a_lock(ROWS_PER_LOCK, shape));
+        for batch in dirty.chunks(at_once) {
             log.pace(run.bytes());
             copies.clear();
             if let Some(table) = self.machine.rows().read().table(number) {

@@ -15,7 +15,11 @@ use crate::durable_file::{self, DurableFileError};
 /// The file's name, in a replica's directory and in a snapshot.
 pub(super) const FILE_NAME: &str = "meta-state";
 const MAGIC: [u8; 8] = *b"EVMETAST";
-const VERSION: u32 = 1;
+/// Without dense tensors.
+const VERSION_PLAIN: u32 = 1;
+/// With them; laid out as version 1. Written only when there are any, so that a build that knows none reads all others, and does
+/// not make sparse tables of them.
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 32;
 
 /// The meta group's file could not be read or written.
@@ -49,7 +53,13 @@ pub(super) struct MetaRecord {
 
 impl MetaRecord {
     pub(super) fn write(&self, directory: &Path) -> Result<(), MetaRecordError> {
-        Ok(durable_file::write(&directory.join(FILE_NAME), MAGIC, VERSION, &self.encode())?)
+        Ok(durable_file::write(&directory.join(FILE_NAME), MAGIC, self.version(), &self.encode())?)
+    }
+
+    fn version(&self) -> u32 {
+        let definitions = self.state.tables.iter().filter_map(|table| table.definition.as_ref());
+        let mut tensors = definitions.filter(|definition| definition.tensor.is_some());
+        if tensors.next().is_some() { VERSION } else { VERSION_PLAIN }
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -67,7 +77,8 @@ impl MetaRecord {
 
     /// `None` when there is no file.
     pub(super) fn read(directory: &Path) -> Result<Option<Self>, MetaRecordError> {
-        let Some(body) = durable_file::read(&directory.join(FILE_NAME), MAGIC, VERSION)? else {
+        let path = directory.join(FILE_NAME);
+        let Some(body) = durable_file::read_from(&path, MAGIC, VERSION_PLAIN..=VERSION)? else {
             return Ok(None);
         };
         Self::decode(&body).map(Some)
@@ -96,7 +107,7 @@ impl MetaRecord {
 mod tests {
     use evershard_formats::golden::golden;
     use evershard_formats::{bytes_or_damaged, frugal};
-    use evershard_proto::v1::NodeAddress;
+    use evershard_proto::v1::{MetaTable, NodeAddress, TableDefinition, TensorDefinition};
     use proptest::prelude::*;
 
     use super::*;
@@ -117,10 +128,34 @@ mod tests {
         assert_eq!((found.mark, found.state), (example().mark, example().state));
     }
 
+    fn with_tensor() -> MetaRecord {
+        let mut record = example();
+        let tensor = Some(TensorDefinition { shape: vec![3, 5], dtype: 1 });
+        let definition = TableDefinition { name: "w".into(), kind: 1, dim: 15, tensor, ..Default::default() };
+        record.state.tables =
+            vec![MetaTable { number: 4, definition: Some(definition), ..Default::default() }];
+        record
+    }
+
+    #[test]
+    fn version_2_stays_as_it_is_and_is_written_of_tensors_only() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "meta-state-2.bin", &with_tensor().encode());
+        assert_eq!(MetaRecord::decode(&bytes).expect("of version 2").state, with_tensor().state);
+        let directory = tempfile::tempdir().expect("tempdir");
+        for (record, version) in [(with_tensor(), VERSION), (example(), VERSION_PLAIN)] {
+            record.write(directory.path()).expect("written");
+            let path = directory.path().join(FILE_NAME);
+            assert!(durable_file::read(&path, MAGIC, version).is_ok());
+            assert!(durable_file::read(&path, MAGIC, 3 - version).is_err());
+            let read = MetaRecord::read(directory.path()).expect("readable").expect("there");
+            assert_eq!(read.state, record.state);
+        }
+    }
+
     proptest! {
         /// The checksum is the file's; what it lets through is still not believed.
         #[test]
-        fn fuzz_meta_state(bytes in bytes_or_damaged(Just(example().encode()))) {
+        fn fuzz_meta_state(bytes in bytes_or_damaged(prop_oneof![Just(example().encode()), Just(with_tensor().encode())])) {
             let _ = frugal(bytes.len(), || MetaRecord::decode(&bytes));
         }
     }

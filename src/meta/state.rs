@@ -32,7 +32,8 @@ pub fn apply(state: &mut MetaState, command: MetaCommand) -> MetaOutcome {
     match command {
         Command::Init(init) => apply_init(state, init),
         Command::RegisterNode(register) => apply_register(state, register),
-        Command::CreateTable(create) => apply_create_table(state, create),
+        Command::CreateTable(create) => apply_create_table(state, without_tensor(create)),
+        Command::CreateTensor(create) => apply_create_table(state, create),
         Command::ActivateTable(activate) => apply_activate_table(state, &activate),
         Command::RemoveTable(remove) => apply_remove_table(state, &remove),
         Command::SetOptimizer(set) => set_optimizer::apply(state, set),
@@ -92,6 +93,14 @@ fn apply_register(state: &mut MetaState, register: v1::RegisterNode) -> MetaOutc
     }
     state.version += 1;
     MetaOutcome::default()
+}
+
+/// As builds see the command that know no tensors: all must make the same of it.
+fn without_tensor(mut create: v1::CreateTable) -> v1::CreateTable {
+    if let Some(definition) = &mut create.definition {
+        definition.tensor = None;
+    }
+    create
 }
 
 fn apply_create_table(state: &mut MetaState, create: v1::CreateTable) -> MetaOutcome {

@@ -2,7 +2,9 @@
 //!
 //! Not here: whether a definition is valid (`schema`).
 
-use evershard_proto::v1::{NonFinitePolicy, TableDefinition, TableKind, initializer, optimizer, schedule};
+use evershard_proto::v1::{
+    NonFinitePolicy, TableDefinition, TableKind, TensorDtype, initializer, optimizer, schedule,
+};
 
 /// A field's name, and what a definition says there.
 type Field = (&'static str, fn(&TableDefinition) -> String);
@@ -10,9 +12,10 @@ type Field = (&'static str, fn(&TableDefinition) -> String);
 /// Field by field: what the table has, and what was asked for.
 #[must_use]
 pub fn differences(known: &TableDefinition, asked: &TableDefinition) -> String {
-    let fields: [Field; 7] = [
+    let fields: [Field; 8] = [
         ("kind", kind_of),
         ("dim", |d| d.dim.to_string()),
+        ("tensor", tensor_of),
         ("optimizer", optimizer_of),
         ("initializer", initializer_of),
         ("non_finite", non_finite_of),
@@ -30,13 +33,22 @@ pub fn differences(known: &TableDefinition, asked: &TableDefinition) -> String {
 
 /// What a name in capitals says beyond that of its enumeration.
 fn word(name: &str) -> String {
-    let own = ["TABLE_KIND_", "NON_FINITE_POLICY_"].iter().find_map(|prefix| name.strip_prefix(prefix));
+    let own = ["TABLE_KIND_", "NON_FINITE_POLICY_", "TENSOR_DTYPE_"]
+        .iter()
+        .find_map(|prefix| name.strip_prefix(prefix));
     own.unwrap_or(name).to_ascii_lowercase()
 }
 
 fn kind_of(definition: &TableDefinition) -> String {
     let kind = TableKind::try_from(definition.kind);
     kind.map_or_else(|_| definition.kind.to_string(), |kind| word(kind.as_str_name()))
+}
+
+fn tensor_of(definition: &TableDefinition) -> String {
+    let Some(tensor) = &definition.tensor else { return "none".to_owned() };
+    let dtype = TensorDtype::try_from(tensor.dtype);
+    let dtype = dtype.map_or_else(|_| tensor.dtype.to_string(), |dtype| word(dtype.as_str_name()));
+    format!("{dtype} of shape {:?}", tensor.shape)
 }
 
 fn non_finite_of(definition: &TableDefinition) -> String {

@@ -4,7 +4,7 @@
 
 use evershard_proto::v1;
 
-use super::SchemaError;
+use super::{SchemaError, tensor_schema};
 use crate::optimizer::{
     Adagrad, Adam, Clipping, Decay, Distribution, Ftrl, Initializer, Momentum, Optimizer, RmsProp,
     RowwiseAdagrad, Rule, Schedule, Sgd,
@@ -145,11 +145,12 @@ impl Checker<'_> {
         Ok(value)
     }
 
-    /// The initialiser as the server uses it, for rows of `dim` values.
+    /// The initialiser as the server uses it, for rows of `dim` values, or for a tensor of this shape.
     pub(super) fn initializer(
         &self,
         initializer: Option<&v1::Initializer>,
         dim: u32,
+        shape: Option<&[u64]>,
     ) -> Result<Initializer, SchemaError> {
         use v1::initializer::Kind;
         let Some(initializer) = initializer else {
@@ -175,7 +176,7 @@ impl Checker<'_> {
                 value: self.value("constant.value", constant.value, "finite", true)?,
             },
             Some(Kind::TruncatedNormal(truncated)) => self.truncated_normal(truncated)?,
-            Some(Kind::Glorot(glorot)) => self.glorot(glorot, dim)?,
+            Some(Kind::Glorot(glorot)) => self.glorot(glorot, dim, shape)?,
             None => {
                 return Err(SchemaError::Kind { table: self.table.to_owned(), field: "initializer" });
             }
@@ -206,9 +207,23 @@ impl Checker<'_> {
     }
 
     /// The uniform or normal distribution that it stands for.
-    fn glorot(&self, glorot: &v1::Glorot, dim: u32) -> Result<Distribution, SchemaError> {
-        let fan_in = self.count("glorot.fan_in", glorot.fan_in)?;
-        let fan_out = if glorot.fan_out == 0 { u64::from(dim) } else { glorot.fan_out };
+    fn glorot(
+        &self,
+        glorot: &v1::Glorot,
+        dim: u32,
+        shape: Option<&[u64]>,
+    ) -> Result<Distribution, SchemaError> {
+        let given = (glorot.fan_in, glorot.fan_out);
+        let (fan_in, fan_out) = match shape.filter(|_| given == (0, 0)).and_then(tensor_schema::fans) {
+            Some(fans) => fans,
+            None => {
+                let fan_in = self.count("glorot.fan_in", given.0)?;
+                // A tensor's blocks are no rows: both or none.
+                let is_dim = given.1 == 0 && shape.is_none();
+                let fan_out = if is_dim { dim.into() } else { self.count("glorot.fan_out", given.1)? };
+                (fan_in, fan_out)
+            }
+        };
         let gain = self.value("glorot.gain", glorot.gain, "at least 0 and at most 1e6", {
             (0.0..=1e6).contains(&glorot.gain)
         })?;
@@ -285,7 +300,7 @@ mod tests {
     fn glorot_is_the_distribution_of_its_fans() {
         let glorot = |glorot| {
             let kind = Some(v1::initializer::Kind::Glorot(glorot));
-            CHECK.initializer(Some(&v1::Initializer { kind, seed: 1 }), 50).map(|i| i.distribution)
+            CHECK.initializer(Some(&v1::Initializer { kind, seed: 1 }), 50, None).map(|i| i.distribution)
         };
         let base = v1::Glorot { normal: false, fan_in: 100, fan_out: 0, gain: 0.0 };
         assert_eq!(glorot(base), Ok(Distribution::Uniform { low: -0.2, high: 0.2 }));

@@ -16,6 +16,7 @@ mod schema;
 mod schema_error;
 mod session_table;
 mod step_table;
+mod tensor_schema;
 
 pub use command_outcome::CommandOutcome;
 pub use definition_difference::differences;

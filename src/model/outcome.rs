@@ -42,10 +42,14 @@ pub enum RefusalKind {
     /// An empty message: its client took the content back, and only the number is used up. Kept as a result of its own, so
     /// that a repetition is told from content that was applied.
     Withdrawn = 11,
+    /// A block that the dense tensor does not have.
+    OutOfRange = 12,
+    /// What a dense tensor does not take: removals, and values beyond its end.
+    NotOfTensor = 13,
 }
 
 impl RefusalKind {
-    const ALL: [RefusalKind; 11] = [
+    const ALL: [RefusalKind; 13] = [
         RefusalKind::Malformed,
         RefusalKind::UnknownTable,
         RefusalKind::WrongDim,
@@ -57,7 +61,14 @@ impl RefusalKind {
         RefusalKind::LearningRate,
         RefusalKind::SeqZero,
         RefusalKind::Withdrawn,
+        RefusalKind::OutOfRange,
+        RefusalKind::NotOfTensor,
     ];
+
+    /// Whether builds that know no tensors know this kind.
+    pub(crate) fn is_of_tensors(self) -> bool {
+        matches!(self, RefusalKind::OutOfRange | RefusalKind::NotOfTensor)
+    }
 
     /// How the refusal travels.
     #[must_use]
@@ -70,7 +81,9 @@ impl RefusalKind {
             RefusalKind::NonFinite => ErrorKind::NonFinite,
             RefusalKind::NoOptimizer => ErrorKind::NoOptimizer,
             RefusalKind::Withdrawn => ErrorKind::Withdrawn,
+            RefusalKind::OutOfRange => ErrorKind::OutOfRange,
             RefusalKind::Encoding
+            | RefusalKind::NotOfTensor
             | RefusalKind::RepeatedTable
             | RefusalKind::LearningRate
             | RefusalKind::SeqZero => ErrorKind::Invalid,
@@ -90,6 +103,10 @@ impl RefusalKind {
             RefusalKind::LearningRate => "the learning rate is negative or infinite",
             RefusalKind::SeqZero => "sequence numbers start at 1",
             RefusalKind::Withdrawn => "an empty message uses its number up",
+            RefusalKind::OutOfRange => "the dense tensor does not have that block",
+            RefusalKind::NotOfTensor => {
+                "blocks of a dense tensor are not removed, and beyond its end they take zeros only"
+            }
         }
     }
 }
@@ -249,7 +266,7 @@ mod tests {
     #[test]
     fn golden_codes_never_change() {
         let codes: Vec<u8> = all().iter().map(|outcome| outcome.encode()[0]).collect();
-        assert_eq!(codes, [0, 100, 101, 102, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(codes, [0, 100, 101, 102, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     }
 
     #[test]

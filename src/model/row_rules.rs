@@ -163,7 +163,7 @@ impl RowRules {
 #[must_use]
 pub fn needed_cluster_version(definition: &v1::TableDefinition) -> u32 {
     let has_rules = definition.admission.is_some() || definition.eviction.is_some();
-    if has_rules { super::CLUSTER_VERSION_ROW_RULES } else { 0 }
+    if has_rules || definition.tensor.is_some() { super::CLUSTER_VERSION_ROW_RULES } else { 0 }
 }
 
 #[cfg(test)]

@@ -3,14 +3,17 @@
 //! Invariants:
 //! - a [`TableSchema`] exists only for a valid definition; nothing is repaired on the way;
 //! - the shape of a table's rows never changes: weights (`dim`) and the optimizer's state, adjacent, and notes where the rules for
-//!   rows need them; hyper-parameters may, under a growing version.
+//!   rows need them; hyper-parameters may, under a growing version;
+//! - the rows of a dense tensor are its blocks, and their ids are below [`TensorLayout::blocks`]; no rules make them come or go.
 
+use evershard_proto::tensor::TensorLayout;
 use evershard_proto::{limits, v1};
 use evershard_storage::table::RowShape;
 
 use super::RowRules;
 use super::SchemaError;
 use super::hyper_parameters::Checker;
+use super::tensor_schema;
 use crate::optimizer::{Distribution, Initializer, Optimizer};
 
 /// What to do with a gradient or value that is not finite.
@@ -35,6 +38,7 @@ pub struct TableSchema {
     initializer: Initializer,
     non_finite: NonFinite,
     rules: RowRules,
+    tensor: Option<TensorLayout>,
 }
 
 impl TableSchema {
@@ -45,6 +49,7 @@ impl TableSchema {
     pub fn new(number: u32, definition: &v1::TableDefinition) -> Result<Self, SchemaError> {
         check_name(&definition.name)?;
         let table = || definition.name.clone();
+        let tensor = tensor_schema::layout_of(definition)?;
         if definition.dim == 0 || definition.dim > limits::DIM_MAX {
             return Err(SchemaError::Dim { table: table(), dim: definition.dim, limit: limits::DIM_MAX });
         }
@@ -60,7 +65,11 @@ impl TableSchema {
         let check = Checker { table: &definition.name };
         let optimizer =
             definition.optimizer.as_ref().map(|optimizer| check.optimizer(optimizer)).transpose()?;
-        let initializer = check.initializer(definition.initializer.as_ref(), definition.dim)?;
+        if let (Some(_), Some(optimizer)) = (&tensor, &optimizer) {
+            tensor_schema::check_optimizer(&definition.name, optimizer)?;
+        }
+        let shape = definition.tensor.as_ref().map(|tensor| tensor.shape.as_slice());
+        let initializer = check.initializer(definition.initializer.as_ref(), definition.dim, shape)?;
         let rules = RowRules::new(definition)?;
         Ok(TableSchema {
             number,
@@ -70,6 +79,7 @@ impl TableSchema {
             initializer,
             non_finite,
             rules,
+            tensor,
         })
     }
 
@@ -121,10 +131,19 @@ impl TableSchema {
         self.optimizer.as_ref()
     }
 
-    /// What a row is before its first push.
+    /// The blocks of a dense tensor; `None` of a sparse table, of which every id is a row.
     #[must_use]
-    pub fn initializer(&self) -> &Initializer {
-        &self.initializer
+    pub fn tensor(&self) -> Option<&TensorLayout> {
+        self.tensor.as_ref()
+    }
+
+    /// Writes the weights that a row has before its first push. What a tensor's last block has beyond its end is zero.
+    pub fn fill_new_weights(&self, id: u64, weights: &mut [f32]) {
+        self.initializer.fill(id, weights);
+        if let Some(layout) = &self.tensor {
+            let valid = layout.valid(id).min(weights.len());
+            weights[valid..].fill(0.0);
+        }
     }
 
     /// What to do with values that are not finite.
@@ -181,6 +200,7 @@ impl TableSchema {
         self.definition.name == other.definition.name
             && self.definition.kind == other.definition.kind
             && self.definition.dim == other.definition.dim
+            && self.definition.tensor == other.definition.tensor
             && self.non_finite == other.non_finite
             && self.rules == other.rules
             && start(self) == start(other)
@@ -188,7 +208,7 @@ impl TableSchema {
 
     /// Writes a row as it is before its first push: initial weights, initial optimizer state.
     pub fn fill_new_row(&self, id: u64, weights: &mut [f32], state: &mut [f32]) {
-        self.initializer.fill(id, weights);
+        self.fill_new_weights(id, weights);
         if let Some(optimizer) = &self.optimizer {
             optimizer.initial_state(state);
         }
@@ -297,6 +317,78 @@ mod tests {
         ] {
             assert!(!base.same_definition(&schema(&other, 1)));
         }
+    }
+
+    fn weight(shape: &[u64]) -> v1::TableDefinition {
+        let dim = TensorLayout::new(shape).map_or(0, |layout| layout.dim());
+        let tensor = Some(v1::TensorDefinition { shape: shape.to_vec(), ..Default::default() });
+        v1::TableDefinition { name: "w".into(), kind: v1::TableKind::Dense.into(), dim, tensor, ..items() }
+    }
+
+    #[test]
+    fn a_tensor_has_blocks_and_a_table_of_an_old_build_has_rows() {
+        let schema = TableSchema::new(3, &weight(&[300, 100])).expect("valid");
+        assert_eq!((schema.shape().dim, schema.tensor().map(TensorLayout::blocks)), (16_384, Some(2)));
+        let old = v1::TableDefinition { kind: v1::TableKind::Dense.into(), ..items() };
+        assert_eq!(TableSchema::new(3, &old).expect("as it was").tensor(), None);
+        for (shape, dtype) in [(vec![100, 300], 0), (vec![300, 100], 2)] {
+            let tensor = Some(v1::TensorDefinition { shape, dtype });
+            let other = v1::TableDefinition { tensor, ..weight(&[300, 100]) };
+            assert!(!schema.same_definition(&TableSchema::new(3, &other).expect("valid")));
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_cannot_be_is_refused_by_name() {
+        let refused = |definition: v1::TableDefinition| {
+            TableSchema::new(1, &definition).expect_err("must be refused").to_string()
+        };
+        assert!(refused(weight(&[1; 9])).contains("8 dimensions"));
+        assert!(refused(weight(&[2, 0])).contains("dimension 1"));
+        assert!(refused(v1::TableDefinition { dim: 64, ..weight(&[300, 100]) }).contains("dim is 64"));
+        assert!(refused(v1::TableDefinition { kind: 0, ..weight(&[3]) }).contains("kind DENSE"));
+        assert!(refused(v1::TableDefinition { non_finite: 1, ..weight(&[3]) }).contains("skip_row"));
+        let tensor = Some(v1::TensorDefinition { shape: vec![3], dtype: 7 });
+        assert!(refused(v1::TableDefinition { tensor, ..weight(&[3]) }).contains("dtype"));
+        let rowwise = v1::RowwiseAdagrad { lr: 0.1, eps: 1e-8, initial_accumulator: 0.0 };
+        let kind = Some(optimizer::Kind::RowwiseAdagrad(rowwise));
+        let optimizer = Some(v1::Optimizer { kind, ..Default::default() });
+        assert!(refused(v1::TableDefinition { optimizer, ..weight(&[3]) }).contains("row-wise"));
+        let optimizer = adagrad(0.1, 1e-8).map(|o| v1::Optimizer { clip_norm: 1.0, ..o });
+        assert!(refused(v1::TableDefinition { optimizer, ..weight(&[3]) }).contains("clip_norm"));
+    }
+
+    #[test]
+    fn glorot_of_a_tensor_takes_its_fans_from_the_shape() {
+        let initializer = |shape: &[u64], fan_in, fan_out| {
+            let kind = initializer::Kind::Glorot(v1::Glorot { normal: false, fan_in, fan_out, gain: 0.0 });
+            let initializer = Some(v1::Initializer { kind: Some(kind), seed: 0 });
+            TableSchema::new(1, &v1::TableDefinition { initializer, ..weight(shape) })
+                .map(|schema| schema.initializer.distribution)
+        };
+        let bound = |fans: f64| {
+            let bound = (6.0 / fans).sqrt() as f32;
+            Ok(Distribution::Uniform { low: -bound, high: bound })
+        };
+        assert_eq!(initializer(&[300, 100], 0, 0), bound(400.0));
+        assert_eq!(initializer(&[8, 4, 3, 3], 0, 0), bound(108.0), "a convolution's kernel counts in both");
+        assert_eq!(initializer(&[300], 20, 30), bound(50.0), "as given");
+        assert!(initializer(&[300], 0, 0).expect_err("one dimension").to_string().contains("glorot"));
+        assert!(initializer(&[3, 4], 20, 0).expect_err("half").to_string().contains("glorot.fan_out"));
+    }
+
+    #[test]
+    fn what_lies_beyond_a_tensors_end_is_zero() {
+        let kind = initializer::Kind::Constant(v1::Constant { value: 2.0 });
+        let initializer = Some(v1::Initializer { kind: Some(kind), seed: 0 });
+        let definition = v1::TableDefinition { initializer, ..weight(&[16_385]) };
+        let schema = TableSchema::new(1, &definition).expect("valid");
+        let (mut weights, mut state) = (vec![9.0; 16_384], vec![9.0; 16_384]);
+        schema.fill_new_row(1, &mut weights, &mut state);
+        assert_eq!((weights[0], weights[1]), (2.0, 0.0));
+        assert!(weights[1..].iter().all(|weight| *weight == 0.0));
+        schema.fill_new_weights(0, &mut weights);
+        assert!(weights.iter().all(|weight| *weight == 2.0));
     }
 
     #[test]

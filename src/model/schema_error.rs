@@ -43,6 +43,14 @@ pub enum SchemaError {
         /// Which field.
         field: &'static str,
     },
+    /// A dense tensor that cannot be.
+    #[error("tensor {table}: {what}")]
+    Tensor {
+        /// The tensor's name.
+        table: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A schema entry without a definition.
     #[error("table {number} comes without a definition")]
     Missing {

@@ -31,6 +31,22 @@ pub enum ReadError {
         /// What the shard owns.
         range: KeyRange,
     },
+    /// A block beyond the end of a dense tensor.
+    #[error(
+        "pull refused by shard {shard}: there is no block {block} in tensor {table} ({name:?}), which has {blocks}"
+    )]
+    OutOfRange {
+        /// The shard that refuses.
+        shard: u32,
+        /// The tensor.
+        table: u32,
+        /// Its name.
+        name: String,
+        /// As asked for.
+        block: u64,
+        /// How many there are.
+        blocks: u64,
+    },
     /// Keys are 8 bytes each.
     #[error(
         "pull refused by shard {shard}: {bytes} bytes of keys for table {table} are no whole number of keys"
@@ -86,6 +102,7 @@ impl ReadError {
         match self {
             ReadError::UnknownTable { .. } => ErrorKind::UnknownTable,
             ReadError::WrongRange { .. } => ErrorKind::WrongRange,
+            ReadError::OutOfRange { .. } => ErrorKind::OutOfRange,
             ReadError::KeyBytes { .. } => ErrorKind::LengthMismatch,
             ReadError::TooLarge { .. } => ErrorKind::TooLarge,
             // Another replica may answer: a damaged one is taken out of service.
@@ -99,6 +116,7 @@ impl ReadError {
         let table = match *self {
             ReadError::UnknownTable { table, .. }
             | ReadError::WrongRange { table, .. }
+            | ReadError::OutOfRange { table, .. }
             | ReadError::KeyBytes { table, .. }
             | ReadError::TooLarge { table, .. }
             | ReadError::Disk { table, .. } => table,

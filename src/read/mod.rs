@@ -9,10 +9,12 @@
 
 mod digest;
 mod error;
+mod marks;
 mod reader;
 mod table_scan;
 
 pub use digest::Digest;
 pub use error::ReadError;
+pub use marks::Marks;
 pub use reader::{ColdPull, PullInfo, Reader};
 pub use table_scan::TablePiece;

@@ -7,7 +7,7 @@ use evershard_proto::key::id_of;
 use evershard_proto::limits::PULL_REPLY_BYTES_MAX;
 use evershard_storage::table::Table;
 
-use super::ReadError;
+use super::{Marks, ReadError};
 use crate::model::{KeyRange, TableSchema};
 use crate::shard::{Absent, Fetched, Rows};
 
@@ -37,7 +37,7 @@ impl Reader {
     }
 
     /// Appends the weights of `keys` (8 little-endian bytes each), in their order, to `rows` as little-endian f32; and a
-    /// byte a key to `exists` when given: 1 when the row was ever pushed and not removed. A row that does not exist is
+    /// byte a key to `marks` when given. A row that does not exist is
     /// computed by the table's initialiser, and not written. Each row is whole; rows of one pull may reflect different
     /// entries, none older than the answered index. Blocks on the disk for rows that are not in memory.
     ///
@@ -47,16 +47,16 @@ impl Reader {
         &self,
         table: u32,
         keys: &[u8],
-        mut exists: Option<&mut BytesMut>,
+        mut marks: Option<&mut Marks>,
         rows: &mut BytesMut,
     ) -> Result<PullInfo, ReadError> {
-        let lengths = (rows.len(), exists.as_ref().map_or(0, |exists| exists.len()));
-        let (info, cold) = self.pull_resident(table, keys, exists.as_deref_mut(), rows)?;
+        let lengths = (rows.len(), marks.as_ref().map_or(0, |marks| marks.len()));
+        let (info, cold) = self.pull_resident(table, keys, marks.as_deref_mut(), rows)?;
         if let Some(cold) = cold {
-            cold.read(exists.as_deref_mut(), rows).inspect_err(|_| {
+            cold.read(marks.as_deref_mut(), rows).inspect_err(|_| {
                 rows.truncate(lengths.0);
-                if let Some(exists) = exists {
-                    exists.truncate(lengths.1);
+                if let Some(marks) = marks {
+                    marks.truncate(lengths.1);
                 }
             })?;
         }
@@ -71,13 +71,13 @@ impl Reader {
         &self,
         table: u32,
         keys: &[u8],
-        mut exists: Option<&mut BytesMut>,
+        mut marks: Option<&mut Marks>,
         rows: &mut BytesMut,
     ) -> Result<(PullInfo, Option<ColdPull>), ReadError> {
         let schema = self.check(table, keys)?;
         let dim = schema.dim() as usize;
         let start = rows.len();
-        let exists_start = exists.as_ref().map_or(0, |exists| exists.len());
+        let marks_start = marks.as_ref().map_or(0, |marks| marks.len());
         rows.reserve(keys.len() / 8 * dim * 4);
         let mut pull = Pull {
             keys: Vec::with_capacity(KEYS_PER_LOCK.min(keys.len() / 8)),
@@ -95,19 +95,19 @@ impl Reader {
             let Some(found) = set.table(table) else {
                 // Dropped between two batches.
                 rows.truncate(start);
-                if let Some(exists) = exists {
-                    exists.truncate(exists_start);
+                if let Some(marks) = marks {
+                    marks.truncate(marks_start);
                 }
                 return Err(ReadError::UnknownTable { shard: self.rows.scope().shard, table });
             };
             if !found.is_whole() && pull.absent.is_none() {
                 pull.absent = Some(Absent::new(&set, table));
             }
-            pull.gather(found, rows, exists.as_deref_mut());
+            pull.gather(found, rows, marks.as_deref_mut());
         }
         let mut initial = vec![0.0; if pull.initial.is_empty() { 0 } else { dim }];
         for (position, key) in pull.initial {
-            schema.initializer().fill(id_of(table, key), &mut initial);
+            schema.fill_new_weights(id_of(table, key), &mut initial);
             let at = start + position * dim * 4;
             write_floats(&initial, &mut rows[at..at + dim * 4]);
         }
@@ -118,7 +118,7 @@ impl Reader {
             absent,
             positions: pull.cold,
             start,
-            exists_start,
+            marks_start,
         });
         Ok((info, cold))
     }
@@ -162,6 +162,14 @@ impl Reader {
                 range: scope.range,
             });
         }
+        if let Some(layout) = schema.tensor() {
+            let mut ids = keys.chunks_exact(8).map(|raw| id_of(table, key_of_bytes(raw)));
+            let blocks = layout.blocks();
+            if let Some(block) = ids.find(|block| *block >= blocks) {
+                let name = schema.name().to_owned();
+                return Err(ReadError::OutOfRange { shard, table, name, block, blocks });
+            }
+        }
         Ok(schema)
     }
 }
@@ -177,7 +185,7 @@ pub struct ColdPull {
     positions: Vec<usize>,
     /// Where the pull's rows and flags begin.
     start: usize,
-    exists_start: usize,
+    marks_start: usize,
 }
 
 impl ColdPull {
@@ -197,7 +205,7 @@ impl ColdPull {
     ///
     /// # Errors
     /// [`ReadError::Disk`]; some rows may be in their places then.
-    pub fn read(self, mut exists: Option<&mut BytesMut>, rows: &mut BytesMut) -> Result<(), ReadError> {
+    pub fn read(self, mut marks: Option<&mut Marks>, rows: &mut BytesMut) -> Result<(), ReadError> {
         let (table, shape) = (self.absent.table, self.schema.shape());
         let row_bytes = shape.dim as usize * 4;
         let mut fetched = Fetched::default();
@@ -210,14 +218,14 @@ impl ColdPull {
             let at = self.start + position * row_bytes;
             let place = &mut rows[at..at + row_bytes];
             match found.next_if(|(of, ..)| *of == number) {
-                Some((_, _, floats)) => {
+                Some((_, header, floats)) => {
                     write_floats(&floats[..shape.dim as usize], place);
-                    if let Some(exists) = exists.as_deref_mut() {
-                        exists[self.exists_start + position] = 1;
+                    if let Some(marks) = marks.as_deref_mut() {
+                        marks.found(self.marks_start + position, header.version);
                     }
                 }
                 None => {
-                    self.schema.initializer().fill(id_of(table, *key), &mut initial);
+                    self.schema.fill_new_weights(id_of(table, *key), &mut initial);
                     write_floats(&initial, place);
                 }
             }
@@ -243,7 +251,7 @@ struct Pull {
 }
 
 impl Pull {
-    fn gather(&mut self, table: &Table, rows: &mut BytesMut, mut exists: Option<&mut BytesMut>) {
+    fn gather(&mut self, table: &Table, rows: &mut BytesMut, mut marks: Option<&mut Marks>) {
         let row_bytes = table.shape().dim as usize * 4;
         let may_be_cold = !table.is_whole();
         let Pull { keys, initial, cold, absent, done } = self;
@@ -262,8 +270,8 @@ impl Pull {
                     rows.put_bytes(0, row_bytes);
                 }
             }
-            if let Some(exists) = exists.as_deref_mut() {
-                exists.put_u8(u8::from(row.is_some()));
+            if let Some(marks) = marks.as_deref_mut() {
+                marks.push(row);
             }
         });
         *done += keys.len();

@@ -149,6 +149,7 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::LengthMismatch
         | ErrorKind::NonFinite
         | ErrorKind::TooLarge => Code::InvalidArgument,
+        ErrorKind::OutOfRange => Code::OutOfRange,
         ErrorKind::UnknownTable | ErrorKind::UnknownJob => Code::NotFound,
         ErrorKind::NoOptimizer | ErrorKind::NotInitialized | ErrorKind::WrongCluster => {
             Code::FailedPrecondition

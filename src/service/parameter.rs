@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use evershard_proto::push_body::{PushBody, PushBodyError};
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
@@ -41,7 +41,7 @@ use crate::cluster::recoveries::RecoveryEpoch;
 use crate::cluster::replicas::{Replicas, ShardReplica};
 use crate::ingest::OutOfOrder;
 use crate::model::PushOutcome;
-use crate::read::{ColdPull, ReadError};
+use crate::read::{ColdPull, Marks, PullInfo, ReadError};
 use crate::telemetry::metric_definitions as metric;
 
 /// A pull whose reply is at most this long is answered on the runtime's own thread.
@@ -329,9 +329,11 @@ fn out_of_order(group: u64, refused: OutOfOrder) -> RequestError {
 
 /// A pull whose rows in memory were read.
 struct ResidentRead {
-    index: u64,
+    info: PullInfo,
     rows: BytesMut,
-    exists: Option<BytesMut>,
+    marks: Option<Marks>,
+    /// Of the request: only rows that are marked are answered.
+    is_partial: bool,
     cold: Option<ColdPull>,
 }
 
@@ -339,24 +341,38 @@ impl ResidentRead {
     fn read_cold(mut self, group: u64) -> Result<PullReply, RequestError> {
         if let Some(cold) = self.cold.take() {
             metrics::counter!(metric::PULL_COLD_ROWS_TOTAL).increment(cold.len() as u64);
-            cold.read(self.exists.as_mut(), &mut self.rows).map_err(|e| read_error(group, &e))?;
+            cold.read(self.marks.as_mut(), &mut self.rows).map_err(|e| read_error(group, &e))?;
         }
         Ok(self.reply())
     }
 
     fn reply(self) -> PullReply {
-        let rows_crc32 = crc32fast::hash(&self.rows);
-        let exists = self.exists.unwrap_or_default().freeze();
-        PullReply { index: self.index, rows: self.rows.freeze(), exists, rows_crc32 }
+        let rows = match &self.marks {
+            Some(marks) if self.is_partial => marks.marked(&self.rows, self.info.dim as usize * 4),
+            _ => self.rows,
+        };
+        let marks = self.marks.map(|marks| marks.into_bytes().freeze()).unwrap_or_default();
+        let (exists, changed) = if self.is_partial { (Bytes::new(), marks) } else { (marks, Bytes::new()) };
+        let rows_crc32 = crc32fast::hash(&rows);
+        PullReply { index: self.info.index, rows: rows.freeze(), exists, rows_crc32, changed }
     }
 }
 
 fn read_resident(replica: &ShardReplica, request: &PullRequest) -> Result<ResidentRead, RequestError> {
+    let is_partial = request.newer_than > 0;
+    if is_partial && request.want_exists {
+        let what = "a pull asks which rows exist or which are newer, not both";
+        return Err(RequestError::new(ErrorKind::Invalid, what).in_group(request.group));
+    }
     let mut rows = BytesMut::new();
-    let mut exists = request.want_exists.then(BytesMut::new);
-    let read = replica.reader.pull_resident(request.table, &request.keys, exists.as_mut(), &mut rows);
+    let mut marks = if is_partial {
+        Some(Marks::newer_than(request.newer_than))
+    } else {
+        request.want_exists.then(Marks::exists)
+    };
+    let read = replica.reader.pull_resident(request.table, &request.keys, marks.as_mut(), &mut rows);
     let (info, cold) = read.map_err(|e| read_error(request.group, &e))?;
-    Ok(ResidentRead { index: info.index, rows, exists, cold })
+    Ok(ResidentRead { info, rows, marks, is_partial, cold })
 }
 
 pub(super) fn read_error(group: u64, error: &ReadError) -> RequestError {

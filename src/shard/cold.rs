@@ -21,6 +21,15 @@ use crate::telemetry::metric_definitions as metric;
 
 /// Rows taken in under one taking of the lock.
 const TAKEN_IN_AT_ONCE: usize = 256;
+/// Bytes of rows that are copied under one taking of the lock, unless a single row has more.
+const LOCKED_BYTES_MAX: usize = 1 << 20;
+
+/// Rows to copy under one taking of the lock: at most `rows_max`, and fewer of wide ones. A block of a dense tensor has a hundred
+/// times the bytes of an embedding, and pulls and pushes wait as long.
+pub(crate) fn rows_a_lock(rows_max: usize, shape: RowShape) -> usize {
+    let row_bytes = shape.floats() * size_of::<f32>();
+    (LOCKED_BYTES_MAX / row_bytes.max(1)).clamp(1, rows_max)
+}
 
 /// How pushes came by their cold rows since the replica was opened; the node's metrics count the same over all its replicas.
 #[derive(Debug, Default)]
@@ -167,14 +176,15 @@ impl Rows {
     /// Brings rows to memory that were read from the store after `absent` was taken; others leave for them. Rows whose keys came
     /// or went meanwhile stay out. How many it brought.
     pub(crate) fn take_in(&self, absent: &Absent, fetched: &Fetched) -> usize {
-        let mut taken_in = 0;
-        for first in (0..fetched.len()).step_by(TAKEN_IN_AT_ONCE) {
-            let last = (first + TAKEN_IN_AT_ONCE).min(fetched.len());
+        let (mut taken_in, mut first) = (0, 0);
+        while first < fetched.len() {
             let mut set = self.write();
             if set.generation() != absent.generation || set.floor(absent.table) != absent.floor {
                 break;
             }
             let Some(mut entry) = set.table_mut(absent.table) else { break };
+            let at_once = rows_a_lock(TAKEN_IN_AT_ONCE, entry.table.shape());
+            let last = (first + at_once).min(fetched.len());
             entry.make_room(last - first);
             for number in first..last {
                 let (position, header, floats) = fetched.get(number);
@@ -185,6 +195,7 @@ impl Rows {
                 }
             }
             set.account();
+            first = last;
         }
         taken_in
     }

@@ -16,9 +16,9 @@
 
 use std::path::PathBuf;
 
-use evershard_storage::table::UsedRow;
+use evershard_storage::table::{Table, UsedRow};
 
-use super::cold::{Absent, Fetched};
+use super::cold::{Absent, Fetched, rows_a_lock};
 use super::rows::Rows;
 use crate::durable_file::{self, DurableFileError};
 
@@ -98,7 +98,9 @@ impl Rows {
         for rows in batch.chunk_by(|one, other| one.0 == other.0) {
             let number = rows[0].0;
             let keys: Vec<u64> = rows.iter().map(|row| row.1).collect();
-            for keys in keys.chunks(USED_AT_ONCE) {
+            let shape = self.read().table(number).map(Table::shape);
+            let at_once = shape.map_or(USED_AT_ONCE, |shape| rows_a_lock(USED_AT_ONCE, shape));
+            for keys in keys.chunks(at_once) {
                 let Some((absent, shape)) = self.absent(number, keys) else { continue };
                 if !self.has_room_for(number, absent.keys.len()) {
                     return false;

@@ -30,7 +30,7 @@ use super::small_state::AppliedState;
 use crate::apply::{Applier, PushRefusal, ShardScope, Target, validate_push};
 use crate::memory::MemoryBudget;
 use crate::model::{Admission, KeyRange, PushOutcome, StepProgress};
-use crate::read::{Digest, ReadError, Reader};
+use crate::read::{Digest, Marks, ReadError, Reader};
 
 /// What a machine needs to know about itself.
 #[derive(Clone)]
@@ -225,7 +225,12 @@ impl ShardMachine {
         exists: Option<&mut BytesMut>,
         rows: &mut BytesMut,
     ) -> Result<u64, ReadError> {
-        self.reader().pull(table, keys, exists, rows).map(|info| info.index)
+        let mut marks = Marks::exists();
+        let info = self.reader().pull(table, keys, exists.is_some().then_some(&mut marks), rows)?;
+        if let Some(exists) = exists {
+            exists.extend_from_slice(marks.bytes());
+        }
+        Ok(info.index)
     }
 
     /// Checks a push at the door, as apply will: so that nothing bad is logged.

@@ -30,7 +30,7 @@ mod status;
 mod tests;
 
 pub use cold::ColdCounts;
-pub(crate) use cold::{Absent, Fetched};
+pub(crate) use cold::{Absent, Fetched, rows_a_lock};
 pub use error::ShardError;
 pub use machine::{ShardMachine, ShardOptions};
 pub use offence_journal::{OffenceJournal, OffenceLedger, Side, TableOffences};

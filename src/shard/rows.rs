@@ -18,7 +18,7 @@ use evershard_storage::rocks::ReplicaStore;
 use evershard_storage::table::{RowHeader, Slot, Table};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::cold::ColdCounts;
+use super::cold::{ColdCounts, rows_a_lock};
 use super::error::ShardError;
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults, SkipReason};
 use crate::apply::ShardScope;
@@ -35,8 +35,8 @@ pub(crate) type Floors = BTreeMap<u32, u64>;
 /// Called with the reason when the store turns out to be damaged.
 pub type OnDamage = Arc<dyn Fn(String) + Send + Sync>;
 
-/// Rows that leave at a time, so that the next few find room.
-const EVICTED_AT_ONCE: u32 = 64;
+/// Rows that leave at a time, so that the next few find room; fewer of wide ones.
+const EVICTED_AT_ONCE: usize = 64;
 /// Slots of each table that one turn of the sweeper looks at.
 const SWEPT_AT_ONCE: u32 = 1 << 16;
 /// Slots that giving memory back looks at under one taking of the lock.
@@ -101,7 +101,8 @@ impl TableEntry<'_> {
     pub(crate) fn make_room(&mut self, rows: usize) {
         if !self.has_room(rows) {
             let grow = rows - self.table.free_slots() as usize;
-            self.evict(u32::try_from(grow).unwrap_or(u32::MAX).max(EVICTED_AT_ONCE), u32::MAX);
+            let at_once = grow.max(rows_a_lock(EVICTED_AT_ONCE, self.table.shape()));
+            self.evict(u32::try_from(at_once).unwrap_or(u32::MAX), u32::MAX);
         }
     }
 

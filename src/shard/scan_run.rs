@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 
 use evershard_storage::table::{RowHeader, RowRef};
 
-use super::cold::Fetched;
+use super::cold::{Fetched, rows_a_lock};
 use super::error::ShardError;
 use super::rows::Rows;
 use super::scans::{Gathered, ScanId, ScrubResult, SkipReason};
@@ -131,7 +131,7 @@ impl<'a> Pass<'a> {
         let row = RowRef::from_parts(header, floats, shape);
         self.gathered.digest.add_row(number, key, &row);
         if let Some(warm) = &mut self.warm {
-            if warm.table != number || warm.keys.len() >= TAKEN_IN_AT_ONCE {
+            if warm.table != number || warm.keys.len() >= rows_a_lock(TAKEN_IN_AT_ONCE, shape) {
                 self.take_in();
             }
             if let Some(warm) = &mut self.warm {

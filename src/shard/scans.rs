@@ -23,6 +23,7 @@ use std::sync::Arc;
 use evershard_storage::table::{AllDepartures, RowRef, RowShape, Slot, SlotSet, Table};
 use parking_lot::Mutex;
 
+use super::cold::rows_a_lock;
 use super::rows::Floors;
 use crate::read::Digest;
 
@@ -268,17 +269,18 @@ impl Scans {
         let mut left = rows_max;
         for number in numbers {
             let Some(scanned) = gathered.tables.get_mut(&number) else { continue };
-            let (slots, next) = scanned.unflushed.take_some(scanned.next, left);
-            scanned.next = next.unwrap_or(u32::MAX);
             let dropped = scanned.dropped.clone();
             let table = dropped.as_deref().or_else(|| tables.get(&number));
+            let at_once = table.map_or(left, |table| rows_a_lock(left, table.shape()));
+            let (slots, next) = scanned.unflushed.take_some(scanned.next, at_once);
+            scanned.next = next.unwrap_or(u32::MAX);
             for slot in &slots {
                 if let Some((key, row)) = table.and_then(|table| table.row_at(*slot)) {
                     gathered.add(number, key, row);
                 }
             }
             left = left.saturating_sub(slots.len());
-            if left == 0 {
+            if left == 0 || slots.len() >= at_once {
                 return Some(true);
             }
         }

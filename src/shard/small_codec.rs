@@ -12,8 +12,8 @@
 //! clocks:    count u32, each: table u32 | clock u64 (version 3)
 //! ```
 //!
-//! A state without steps and changed definitions is of version 1, and one where no table was cleared and none admits or evicts
-//! rows of version 2, as builds wrote it that knew none. All little-endian; everything in ascending order
+//! A state without steps and changed definitions is of version 1, and one where no table was cleared, none admits or evicts rows,
+//! and no dense tensor was ever used, of version 2, as builds wrote it that knew none. All little-endian; everything in ascending order
 //! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
@@ -30,8 +30,9 @@ use crate::model::{Refusal, Session, SessionTable, StepProgress, StepTable, Tabl
 const VERSION: u8 = 1;
 /// With steps, or with definitions that were changed.
 const VERSION_STEPS: u8 = 2;
-/// With tables that were cleared, or that admit or evict rows.
-const VERSION_ROW_RULES: u8 = 3;
+/// With tables that were cleared, that admit or evict rows, or that are dense tensors, which earlier builds would take for
+/// sparse tables.
+const VERSION_NEWER_TABLES: u8 = 3;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +50,7 @@ impl SmallState {
     pub fn encode(&self) -> Bytes {
         let sessions = self.sessions.sorted();
         let mut bytes = BytesMut::with_capacity(64 + sessions.len() * 96);
-        let version = self.version_needed();
+        let version = self.version_needed(&sessions);
         bytes.put_u8(version);
         bytes.put_u64_le(self.clock_ms);
         bytes.put_u64_le(self.sessions.floor());
@@ -93,7 +94,7 @@ impl SmallState {
                 bytes.put_u64_le(progress.index);
             }
         }
-        if version >= VERSION_ROW_RULES {
+        if version >= VERSION_NEWER_TABLES {
             for numbers in [&self.floors, &self.clocks] {
                 bytes.put_u32_le(numbers.len() as u32);
                 for (table, number) in numbers {
@@ -106,10 +107,16 @@ impl SmallState {
     }
 
     /// The lowest version whose builds lose nothing of it. Of version 1 they would lose steps, and the version of a definition
-    /// that was changed; of version 2 the floors of cleared tables, and the rules of a table for its rows.
-    fn version_needed(&self) -> u8 {
-        if self.has_row_rules() || !self.clocks.is_empty() || !self.floors.is_empty() {
-            VERSION_ROW_RULES
+    /// that was changed; of version 2 the floors of cleared tables, the rules of a table for its rows, and what a dense tensor is.
+    fn version_needed(&self, sessions: &[(u64, &Session)]) -> u8 {
+        let is_refused =
+            |result: &Option<Refusal>| result.is_some_and(|refusal| refusal.kind.is_of_tensors());
+        if self.needs_newer_builds()
+            || !self.clocks.is_empty()
+            || !self.floors.is_empty()
+            || sessions.iter().any(|(_, session)| session.results.iter().any(is_refused))
+        {
+            VERSION_NEWER_TABLES
         } else if !self.steps.is_empty() || self.schemas.values().any(|schema| schema.version() > 0) {
             VERSION_STEPS
         } else {
@@ -127,7 +134,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if !(VERSION..=VERSION_ROW_RULES).contains(&version) {
+        if !(VERSION..=VERSION_NEWER_TABLES).contains(&version) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -143,7 +150,7 @@ impl SmallState {
         }
         let steps = if version >= VERSION_STEPS { reader.steps()? } else { StepTable::default() };
         let (mut floors, mut clocks) = (BTreeMap::new(), BTreeMap::new());
-        if version >= VERSION_ROW_RULES {
+        if version >= VERSION_NEWER_TABLES {
             for numbers in [&mut floors, &mut clocks] {
                 for _ in 0..reader.u32()? {
                     numbers.insert(reader.u32()?, reader.u64()?);
@@ -155,7 +162,7 @@ impl SmallState {
         }
         let state =
             SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps, floors, clocks };
-        let needed = state.version_needed();
+        let needed = state.version_needed(&state.sessions.sorted());
         if version != needed {
             return Err(reader.error(format!("version {version} of a state that version {needed} holds")));
         }
@@ -270,6 +277,21 @@ mod tests {
         state
     }
 
+    fn sample_with_tensor() -> SmallState {
+        let mut state = sample_with_steps();
+        let tensor = Some(v1::TensorDefinition { shape: vec![300, 100], dtype: 2 });
+        let definition = v1::TableDefinition {
+            name: "net.weight".into(),
+            kind: v1::TableKind::Dense.into(),
+            dim: 16_384,
+            tensor,
+            ..Default::default()
+        };
+        let schema = TableSchema::new(8, &definition).expect("valid");
+        Arc::make_mut(&mut state.schemas).insert(8, Arc::new(schema));
+        state
+    }
+
     #[test]
     fn round_trips() {
         let mut changed = sample();
@@ -282,8 +304,12 @@ mod tests {
             "builds that know no versions of definitions must not read it"
         );
         let cleared = SmallState { floors: [(9, 5), (2, u64::MAX)].into(), ..sample() };
+        let mut refused = sample();
+        refused.sessions.record(3, 3, Some(Refusal { kind: RefusalKind::OutOfRange, table: 8 }));
+        assert_eq!(refused.encode()[0], VERSION_NEWER_TABLES, "the tensor may be dropped meanwhile");
+        let (tensor, rules) = (sample_with_tensor(), sample_with_rules());
         for state in
-            [sample(), sample_with_steps(), sample_with_rules(), changed, cleared, SmallState::default()]
+            [sample(), sample_with_steps(), rules, tensor, changed, refused, cleared, SmallState::default()]
         {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
@@ -353,6 +379,7 @@ mod tests {
             Just(sample().encode().to_vec()),
             Just(sample_with_steps().encode().to_vec()),
             Just(sample_with_rules().encode().to_vec()),
+            Just(sample_with_tensor().encode().to_vec()),
         ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.

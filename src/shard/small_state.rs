@@ -30,9 +30,9 @@ pub struct SmallState {
 }
 
 impl SmallState {
-    /// Whether some table admits or evicts rows.
+    /// Whether some table admits or evicts rows, or is a dense tensor: earlier builds must not read it.
     #[must_use]
-    pub fn has_row_rules(&self) -> bool {
+    pub fn needs_newer_builds(&self) -> bool {
         self.schemas.values().any(|schema| needed_cluster_version(schema.definition()) > 0)
     }
 }

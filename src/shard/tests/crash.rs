@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use super::harness::{Replica, apply, cases, command, crash_at, fingerprint, flush, flush_with, pull};
 use super::script::{IDS, TABLES, log, one, schema};
 use crate::model::KeyRange;
+use crate::read::Marks;
 
 /// What a replica goes through besides its log.
 #[derive(Debug, Clone)]
@@ -77,10 +78,10 @@ fn assert_scans_as_pulled(machine: &crate::shard::ShardMachine, table: u32, rows
         found
             .extend(piece.keys.chunks_exact(8).map(|raw| u64::from_le_bytes(raw.try_into().expect("eight"))));
         let keys = piece.keys.clone();
-        let (mut rows, mut exists) = (bytes::BytesMut::new(), bytes::BytesMut::new());
+        let (mut rows, mut exists) = (bytes::BytesMut::new(), Marks::exists());
         reader.pull(table, &keys, Some(&mut exists), &mut rows).expect("pulled");
         assert_eq!(rows, piece.rows);
-        assert!(exists.iter().all(|exists| *exists == 1));
+        assert!(exists.bytes().iter().all(|exists| *exists == 1));
         match piece.next_key {
             Some(next_key) => {
                 assert!(next_key > from_key && found.last().is_none_or(|last| *last < next_key));
@@ -92,9 +93,9 @@ fn assert_scans_as_pulled(machine: &crate::shard::ShardMachine, table: u32, rows
     let mut expected: Vec<u64> = IDS.iter().map(|id| key_of(table, *id)).collect();
     expected.sort_unstable();
     let keys: Vec<u8> = expected.iter().flat_map(|key| key.to_le_bytes()).collect();
-    let mut exists = bytes::BytesMut::new();
+    let mut exists = Marks::exists();
     reader.pull(table, &keys, Some(&mut exists), &mut bytes::BytesMut::new()).expect("pulled");
-    let mut flags = exists.iter();
+    let mut flags = exists.bytes().iter();
     expected.retain(|_| flags.next() == Some(&1));
     assert_eq!(found, expected);
     if let Some((rows, _)) = reader.size(table).expect("there") {

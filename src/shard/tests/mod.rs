@@ -12,3 +12,4 @@ mod reference;
 mod rules;
 mod script;
 mod scrub;
+mod tensor;

@@ -411,7 +411,7 @@ fn group(operation: Operation, keys: &[u64], values: &[Vec<f32>]) -> Vec<(u64, V
 fn fresh(schema: &TableSchema, key: u64) -> Row {
     let dim = schema.dim() as usize;
     let mut weights = vec![0.0; dim];
-    schema.initializer().fill(id_of(schema.number(), key), &mut weights);
+    schema.fill_new_weights(id_of(schema.number(), key), &mut weights);
     let (first, second) = match schema.optimizer().map(|optimizer| optimizer.rule) {
         None | Some(Rule::Sgd(_)) => (vec![], vec![]),
         Some(Rule::Adagrad(rule)) => (vec![rule.initial_accumulator; dim], vec![]),

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! [8]  "EVSHMETA"
-//! u32  version: 3 when the small state says that a table was cleared or admits or evicts rows, so that there may be rows that are
-//!      none, counting records and notes; else 2
+//! u32  version: 3 when the small state is of its version 3, since there may be rows that are none, counting records, notes, or
+//!      dense tensors; else 2
 //! u32  crc32 of everything behind this field
 //! u64  length of the rest
 //! u32  the version again (version 1: not there): a flipped bit in the one above is damage, and no other version

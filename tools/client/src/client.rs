@@ -21,7 +21,7 @@ use crate::routing_cache::RoutingCache;
 use crate::session::Sessions;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::unary::Asker;
-use crate::{ClientOptions, Error, Table, endpoints};
+use crate::{ClientOptions, Error, Table, Tensor, endpoints};
 
 /// A connection to a cluster; cheap to clone.
 #[derive(Debug, Clone)]
@@ -133,6 +133,33 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`]: CONFLICT when it exists with another definition, INVALID for one that makes no sense.
     pub async fn create_table(&self, definition: TableDefinition) -> Result<Table, Error> {
+        if definition.tensor.is_some() {
+            return Err(is_tensor(&definition.name));
+        }
+        self.create(definition).await
+    }
+
+    /// Creates a dense tensor, or finds it as defined.
+    ///
+    /// # Errors
+    /// As [`Client::create_table`].
+    pub async fn create_tensor(&self, definition: TableDefinition) -> Result<Tensor, Error> {
+        if definition.tensor.is_none() {
+            return Err(Error::invalid(format!("{:?} is a sparse table, and no tensor", definition.name)));
+        }
+        Tensor::new(self.create(definition).await?)
+    }
+
+    /// Creates several tensors, those of a model, at the same time.
+    ///
+    /// # Errors
+    /// As [`Client::create_tensor`]: some may be there then.
+    pub async fn create_tensors(&self, definitions: Vec<TableDefinition>) -> Result<Vec<Tensor>, Error> {
+        let all = definitions.into_iter().map(|definition| self.create_tensor(definition));
+        futures_util::future::try_join_all(all).await
+    }
+
+    async fn create(&self, definition: TableDefinition) -> Result<Table, Error> {
         if definition.name.len() > TABLE_NAME_BYTES_MAX {
             return Err(Error::invalid(format!("a table's name has at most {TABLE_NAME_BYTES_MAX} bytes")));
         }
@@ -150,8 +177,24 @@ impl Client {
     /// An existing table.
     ///
     /// # Errors
-    /// [`Error::Refused`] with UNKNOWN_TABLE.
+    /// [`Error::Refused`] with UNKNOWN_TABLE; INVALID when it is a dense tensor.
     pub async fn table(&self, name: &str) -> Result<Table, Error> {
+        let table = self.find(name).await?;
+        if table.definition().tensor.is_some() {
+            return Err(is_tensor(name));
+        }
+        Ok(table)
+    }
+
+    /// An existing dense tensor.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with UNKNOWN_TABLE; INVALID when it is a sparse table.
+    pub async fn tensor(&self, name: &str) -> Result<Tensor, Error> {
+        Tensor::new(self.find(name).await?)
+    }
+
+    async fn find(&self, name: &str) -> Result<Table, Error> {
         let find = |routing: &Routing| {
             let named = |t: &&TableDescription| t.definition.as_ref().is_some_and(|d| d.name == name);
             routing.tables.iter().find(named).cloned()
@@ -168,7 +211,7 @@ impl Client {
     /// # Errors
     /// As [`Table::set_optimizer`].
     pub async fn set_optimizer(&self, name: &str, optimizer: Optimizer) -> Result<Table, Error> {
-        self.table(name).await?.set_optimizer(optimizer).await
+        self.find(name).await?.set_optimizer(optimizer).await
     }
 
     /// Drops a table and its rows.
@@ -213,4 +256,8 @@ impl Client {
     pub(crate) fn deadline(inner: &Inner) -> Instant {
         Instant::now() + inner.options.deadline
     }
+}
+
+fn is_tensor(name: &str) -> Error {
+    Error::invalid(format!("{name:?} is a dense tensor, and no sparse table"))
 }

@@ -104,10 +104,10 @@ impl Contribution {
     pub(crate) async fn begin(
         &self,
         inner: &Arc<Inner>,
-        content: Content<'_>,
+        contents: &[Content<'_>],
         options: PushOptions,
     ) -> Result<Begun, Error> {
-        let (messages, receipt) = pack_for_step(inner, content, options).await?;
+        let (messages, receipt) = pack_for_step(inner, contents, options).await?;
         let mut kept = self.kept.lock();
         kept.pushes += 1;
         let (push, step) = (kept.pushes, kept.step);

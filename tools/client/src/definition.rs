@@ -1,11 +1,25 @@
-//! Table definitions in few words.
+//! Definitions of tables and tensors in few words.
 
-use evershard_proto::v1::{self, TableDefinition, initializer, optimizer};
+use evershard_proto::tensor::TensorLayout;
+use evershard_proto::v1::{self, TableDefinition, TableKind, TensorDefinition, initializer, optimizer};
 
 /// A sparse table (u64 id -> row of `dim` floats) that starts from zeros.
 #[must_use]
 pub fn sparse(name: &str, dim: u32, optimizer: Option<v1::Optimizer>) -> TableDefinition {
     TableDefinition { name: name.into(), dim, optimizer, ..Default::default() }
+}
+
+/// A dense tensor of f32 that starts from zeros. The server says what is wrong with a shape that cannot be.
+#[must_use]
+pub fn dense(name: &str, shape: &[u64], optimizer: Option<v1::Optimizer>) -> TableDefinition {
+    TableDefinition {
+        name: name.into(),
+        kind: TableKind::Dense.into(),
+        dim: TensorLayout::new(shape).map_or(0, |layout| layout.dim()),
+        optimizer,
+        tensor: Some(TensorDefinition { shape: shape.to_vec(), ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 /// Plain gradient descent.

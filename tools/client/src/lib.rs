@@ -32,6 +32,7 @@ mod job;
 mod node_channel;
 mod non_finite;
 mod options;
+mod parts;
 mod pull;
 mod push;
 mod push_lane;
@@ -41,6 +42,7 @@ mod scan;
 mod session;
 mod stats;
 mod table;
+mod tensor;
 mod unary;
 mod worker;
 
@@ -48,15 +50,18 @@ pub use admin::Admin;
 pub use client::Client;
 pub use error::{Error, PartialPush, Refusal};
 pub use evershard_proto::push_body::Encoding;
+pub use evershard_proto::tensor::TensorLayout;
 pub use evershard_proto::v1::{
     Admission, Consistency, ErrorKind, Eviction, JobDefinition, JobDescription, Optimizer, Routing,
-    SetOptimizerRequest, TableDefinition, TableDescription, WorkerDescription, WorkerState,
+    SetOptimizerRequest, TableDefinition, TableDescription, TensorDtype, WorkerDescription, WorkerState,
 };
 pub use job::{Aggregation, DeadWorkerPolicy, Job, JobOptions};
 pub use options::ClientOptions;
+pub use parts::{PullPart, PushPart};
 pub use pull::{Absent, PullInfo, PullOptions};
 pub use push::{PushHandle, PushOptions, PushReceipt};
 pub use scan::{ScanOptions, ScanPiece, TableScan};
 pub use stats::StatsSnapshot;
 pub use table::Table;
+pub use tensor::{Tensor, TensorVersion};
 pub use worker::Worker;

@@ -53,15 +53,34 @@ pub struct PullInfo {
     pub indexes: BTreeMap<u64, u64>,
 }
 
+/// Rows of one table, to be pulled.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) table: u32,
+    pub(crate) dim: usize,
+    pub(crate) ids: &'a [u64],
+    /// By group: only rows that entries behind this log index changed. Of other groups every row.
+    pub(crate) newer_than: Option<&'a BTreeMap<u64, u64>>,
+}
+
+/// What came beside the rows, and how current they are.
+#[derive(Debug, Default)]
+pub(crate) struct Pulled {
+    pub(crate) info: PullInfo,
+    /// By group: every row of the group reflects at least this log index.
+    pub(crate) indexes: BTreeMap<u64, u64>,
+    /// Distinct rows that travelled.
+    pub(crate) rows: usize,
+}
+
 /// Pulls `ids` into `out` (`ids.len() x dim`).
 pub(crate) async fn pull(
     inner: &Inner,
-    table: u32,
-    dim: usize,
-    ids: &[u64],
+    wanted: Wanted<'_>,
     options: PullOptions,
     out: &mut [f32],
 ) -> Result<PullInfo, Error> {
+    let (ids, dim) = (wanted.ids, wanted.dim);
     if out.len() != ids.len() * dim {
         let what = format!(
             "the output has {} floats, {} ids of dim {dim} need {}",
@@ -71,14 +90,26 @@ pub(crate) async fn pull(
         );
         return Err(Error::refused(ErrorKind::LengthMismatch, what));
     }
+    let take = |place: usize, row: &[u8]| get_row(&mut out[place * dim..(place + 1) * dim], row);
+    pull_each(inner, wanted, options, take).await.map(|pulled| pulled.info)
+}
+
+/// Pulls rows; `take` is given the place among the ids and the little-endian floats of each that travels.
+pub(crate) async fn pull_each(
+    inner: &Inner,
+    wanted: Wanted<'_>,
+    options: PullOptions,
+    mut take: impl FnMut(usize, &[u8]),
+) -> Result<Pulled, Error> {
     let terms = options.terms();
     terms.check()?;
-    let exists = vec![0; if options.want_exists { ids.len() } else { 0 }];
-    let mut info = PullInfo { exists, indexes: BTreeMap::new() };
+    let Wanted { table, dim, ids, newer_than } = wanted;
+    let mut pulled = Pulled::default();
+    pulled.info.exists = vec![0; if options.want_exists { ids.len() } else { 0 }];
     if ids.is_empty() {
-        return Ok(info);
+        return Ok(pulled);
     }
-    let since = Instant::now();
+    let (since, mut taken) = (Instant::now(), 0);
     let deadline = Client::deadline(inner);
     let routing = inner.routing.table(deadline).await?;
     let batch = Batch::new(table, ids);
@@ -88,32 +119,39 @@ pub(crate) async fn pull(
         while asked.len() < inner.options.pulls_in_flight
             && let Some(part) = parts.next()
         {
-            let request = lay_out(&batch, &part, table, options);
+            let mut request = lay_out(&batch, &part, table, options);
+            request.newer_than =
+                newer_than.and_then(|indexes| indexes.get(&part.group)).copied().unwrap_or_default();
             asked.push(async move { (ask(inner, request, terms, dim, deadline).await, part) });
         }
         let Some((reply, part)) = asked.next().await else { break };
         let reply = reply?;
-        let index = info.indexes.entry(part.group).or_insert(reply.index);
+        let index = pulled.info.indexes.entry(part.group).or_insert(reply.index);
         *index = reply.index.min(*index);
+        let mut rows = reply.rows.chunks_exact(dim * 4);
+        let zeros = vec![0; dim * 4];
         for (at, distinct) in part.distinct.iter().enumerate() {
-            let row = &reply.rows[at * dim * 4..(at + 1) * dim * 4];
+            if !reply.changed.is_empty() && reply.changed[at] == 0 {
+                continue;
+            }
+            let Some(row) = rows.next() else { break };
             let is_zeros = options.absent == Absent::Zeros && reply.exists[at] == 0;
+            let row = if is_zeros { &zeros[..] } else { row };
+            pulled.rows += 1;
             for place in batch.rows(*distinct) {
-                let out = &mut out[place * dim..(place + 1) * dim];
-                if is_zeros {
-                    out.fill(0.0);
-                } else {
-                    get_row(out, row);
-                }
+                take(place, row);
+                taken += 1;
                 if options.want_exists {
-                    info.exists[place] = reply.exists[at];
+                    pulled.info.exists[place] = reply.exists[at];
                 }
             }
         }
+        let index = pulled.indexes.entry(part.group).or_insert(reply.index);
+        *index = reply.index.min(*index);
     }
-    inner.stats.pulled(ids.len() as u64);
+    inner.stats.pulled(taken);
     inner.stats.answered(since);
-    Ok(info)
+    Ok(pulled)
 }
 
 fn lay_out(batch: &Batch, part: &Part, table: u32, options: PullOptions) -> PullRequest {
@@ -151,9 +189,18 @@ async fn ask(
         let AskedTerms { consistency, max_staleness_ms, min_index } = asked;
         Request::Pull(PullRequest { consistency, max_staleness_ms, min_index, ..request.clone() })
     };
+    let may_be_partial = request.newer_than > 0;
     call.ask(inner, under, |reply| {
         let Reply::Pull(reply) = reply else { return Err("an answer to another question".into()) };
-        if reply.rows.len() != keys * dim * 4 || (want_exists && reply.exists.len() != keys) {
+        // A node that knows of no partial replies sends every row.
+        let rows = match reply.changed.len() {
+            0 => keys,
+            marks if may_be_partial && marks == keys => {
+                reply.changed.iter().filter(|mark| **mark != 0).count()
+            }
+            marks => return Err(format!("{marks} marks for {keys} keys")),
+        };
+        if reply.rows.len() != rows * dim * 4 || (want_exists && reply.exists.len() != keys) {
             return Err(format!("{} bytes of rows for {keys} keys", reply.rows.len()));
         }
         if reply.rows_crc32 != crc32fast::hash(&reply.rows) {

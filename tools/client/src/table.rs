@@ -8,14 +8,14 @@ use evershard_proto::v1::{Optimizer, SetOptimizerRequest, TableDefinition};
 use crate::Error;
 use crate::client::{Client, Inner};
 use crate::non_finite::Found;
-use crate::pull::{self, PullInfo, PullOptions};
+use crate::pull::{self, PullInfo, PullOptions, Wanted};
 use crate::push::{self, Content, PushHandle, PushOptions, PushReceipt};
 use crate::scan::{self, ScanOptions, TableScan};
 
 /// A table of a cluster; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Table {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     number: u32,
     definition: Arc<TableDefinition>,
     encoding: Encoding,
@@ -121,7 +121,8 @@ impl Table {
         options: PullOptions,
         out: &mut [f32],
     ) -> Result<PullInfo, Error> {
-        pull::pull(&self.inner, self.number, self.dim(), ids, options, out).await
+        let wanted = Wanted { table: self.number, dim: self.dim(), ids, newer_than: None };
+        pull::pull(&self.inner, wanted, options, out).await
     }
 
     /// Begins to read the whole table, in pieces of bounded size, in no particular order: the rows that exist. While pushes go
@@ -239,12 +240,7 @@ impl Table {
         push::begin(&self.inner, &[self.content(operation, ids, values, options)], options).await
     }
 
-    /// Gradients for a step that is summed.
-    pub(crate) fn gradients<'a>(&'a self, ids: &'a [u64], gradients: &'a [f32]) -> Content<'a> {
-        self.content(Operation::Gradient, ids, gradients, PushOptions::default())
-    }
-
-    fn content<'a>(
+    pub(crate) fn content<'a>(
         &'a self,
         operation: Operation,
         ids: &'a [u64],

@@ -29,8 +29,9 @@ use crate::client::{Client, Inner};
 use crate::contribution::Contribution;
 use crate::error::Refusal;
 use crate::job::call;
-use crate::push::{PushOptions, PushReceipt};
-use crate::{Error, Table};
+use crate::parts::Prepared;
+use crate::push::{self, Content, PushOptions, PushReceipt};
+use crate::{Error, PullPart, PushPart, Table};
 
 /// How long a node is asked to wait for the other workers in one call.
 const WAIT_MS: u32 = 3000;
@@ -127,6 +128,15 @@ impl Worker {
         self.table(table).pull(ids, out).await
     }
 
+    /// Pulls from several tables and tensors at once: see [`Client::pull_parts`].
+    ///
+    /// # Errors
+    /// As [`Client::pull_parts`]; FENCED when the worker knows that it is.
+    pub async fn pull_parts(&self, parts: &mut [PullPart<'_>]) -> Result<(), Error> {
+        self.check()?;
+        self.client.pull_parts(parts).await
+    }
+
     /// Pushes gradients as part of this step; returns when they are applied. In a job that sums its steps: when the leaders have
     /// them in memory; they are applied, with those of all workers, when the step ends.
     ///
@@ -134,22 +144,29 @@ impl Worker {
     /// As [`Table::push`]; FENCED when another has the rank, or the lease ended. In a job that sums its steps an error means that
     /// the push is not part of the step, on no shard.
     pub async fn push(&self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<PushReceipt, Error> {
+        self.push_parts(&[PushPart::Rows { table, ids, gradients }]).await
+    }
+
+    /// Pushes gradients to several tables and tensors as part of this step.
+    ///
+    /// # Errors
+    /// As [`Worker::push`].
+    pub async fn push_parts(&self, parts: &[PushPart<'_>]) -> Result<PushReceipt, Error> {
         self.check()?;
-        if let Some(contribution) = &self.contribution {
-            self.check_open()?;
-            let table = self.table(table);
-            let pushed = async {
-                let begun =
-                    contribution.begin(&self.client.inner, table.gradients(ids, gradients), self.options());
-                begun.await?.wait(self.client.inner.clone()).await
-            };
-            return match pushed.await {
-                Ok(receipt) => Ok(receipt),
-                Err(error) => Err(self.judge(error).await),
-            };
-        }
-        let pushed = self.table(table).push_with(ids, gradients, self.options()).await;
-        match pushed {
+        let pushed = async {
+            let prepared = Prepared::all(parts)?;
+            let contents: Vec<Content<'_>> =
+                prepared.iter().map(|part| part.content(self.options())).collect();
+            let inner = &self.client.inner;
+            match &self.contribution {
+                Some(contribution) => {
+                    self.check_open()?;
+                    contribution.begin(inner, &contents, self.options()).await?.wait(inner.clone()).await
+                }
+                None => push::begin(inner, &contents, self.options()).await?.wait().await,
+            }
+        };
+        match pushed.await {
             Ok(receipt) => Ok(receipt),
             Err(error) => Err(self.judge(error).await),
         }
@@ -160,18 +177,28 @@ impl Worker {
     /// # Errors
     /// As [`Table::push_begin`]; FENCED.
     pub async fn push_begin(&mut self, table: &Table, ids: &[u64], gradients: &[f32]) -> Result<(), Error> {
+        self.push_parts_begin(&[PushPart::Rows { table, ids, gradients }]).await
+    }
+
+    /// Begins a push to several tables and tensors as part of this step.
+    ///
+    /// # Errors
+    /// As [`Worker::push_begin`].
+    pub async fn push_parts_begin(&mut self, parts: &[PushPart<'_>]) -> Result<(), Error> {
         self.check()?;
-        if let Some(contribution) = &self.contribution {
-            self.check_open()?;
-            let table = self.table(table);
-            let content = table.gradients(ids, gradients);
-            let begun = contribution.begin(&self.client.inner, content, self.options()).await?;
-            self.begun.push_back(self.client.inner.tasks.spawn(begun.wait(self.client.inner.clone())));
-            return Ok(());
-        }
-        let begun = self.table(table).push_begin(ids, gradients, self.options()).await?;
+        let prepared = Prepared::all(parts)?;
+        let contents: Vec<Content<'_>> = prepared.iter().map(|part| part.content(self.options())).collect();
+        let inner = &self.client.inner;
         // A task settles it, so that a tick that is given up half-way loses nothing of what it waited for.
-        self.begun.push_back(self.client.inner.tasks.spawn(begun.wait()));
+        let settled = if let Some(contribution) = &self.contribution {
+            self.check_open()?;
+            let begun = contribution.begin(inner, &contents, self.options()).await?;
+            inner.tasks.spawn(begun.wait(inner.clone()))
+        } else {
+            let begun = push::begin(inner, &contents, self.options()).await?;
+            inner.tasks.spawn(begun.wait())
+        };
+        self.begun.push_back(settled);
         Ok(())
     }
 

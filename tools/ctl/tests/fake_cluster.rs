@@ -57,11 +57,10 @@ impl AdminService for FakeNode {
                 replicas: vec![replica(1), replica(2)],
                 leader_node: 1,
             }],
-            tables: vec![pb::TableDescription {
-                number: 3,
-                definition: Some(definition),
-                definition_version: 5,
-            }],
+            tables: vec![
+                pb::TableDescription { number: 3, definition: Some(definition), definition_version: 5 },
+                pb::TableDescription { number: 4, definition: Some(tensor()), definition_version: 0 },
+            ],
             software_version: "0.1.0".into(),
             meta_leader_node: 1,
         }))
@@ -199,6 +198,17 @@ impl AdminService for FakeNode {
         assert_eq!((&*asked.get_ref().cluster_id, &asked.get_ref().lost_nodes), ("c-1", &vec![2, 3]));
         let group = pb::RecoveredGroup { group: 1, shard: 0, replica: 11, last_index: 9 };
         Ok(Response::new(pb::UnsafeRecoverReply { groups: vec![group] }))
+    }
+}
+
+fn tensor() -> pb::TableDefinition {
+    let tensor = pb::TensorDefinition { shape: vec![300, 100], dtype: pb::TensorDtype::Bf16.into() };
+    pb::TableDefinition {
+        name: "net.weight".into(),
+        kind: pb::TableKind::Dense.into(),
+        dim: 16_384,
+        tensor: Some(tensor),
+        ..Default::default()
     }
 }
 
@@ -356,11 +366,32 @@ async fn an_optimizer_is_changed_in_what_is_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tensors_are_shown_with_shape_dtype_and_blocks() {
+    let node = fake(true, true).await;
+    let listed = json(&ctl(&node, &["table", "list", "--output", "json"]).await);
+    assert_eq!(listed["tables"][0].get("shape"), None, "of a sparse table");
+    for shown in [
+        listed["tables"][1].clone(),
+        json(&ctl(&node, &["table", "show", "net.weight", "--output", "json"]).await),
+    ] {
+        assert_eq!(shown["kind"], "dense");
+        assert_eq!(shown["shape"], serde_json::json!([300, 100]));
+        assert_eq!((&shown["dtype"], &shown["blocks"]), (&Value::from("bf16"), &Value::from(2)));
+    }
+    let table = ctl(&node, &["table", "list"]).await;
+    assert!(String::from_utf8_lossy(&table.stdout).contains("bf16 [300, 100] (2 blocks)"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn exit_codes_tell_usage_failure_and_absence_apart() {
     let node = fake(true, true).await;
     let unknown = ctl(&node, &["table", "get", "nothing", "1"]).await;
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(stderr(&unknown).contains("no table nothing; there are: items"), "{}", stderr(&unknown));
+    assert!(
+        stderr(&unknown).contains("no table nothing; there are: items, net.weight"),
+        "{}",
+        stderr(&unknown)
+    );
     let usage = ctl(&node, &["table", "get", "items", "not-a-number"]).await;
     assert_eq!(usage.status.code(), Some(2));
     let address = dead();

@@ -128,11 +128,11 @@ pub(crate) async fn clear(inner: &Arc<Inner>, table: u32) -> Result<PushHandle, 
 /// As a push that is refused before it is sent.
 pub(crate) async fn pack_for_step(
     inner: &Arc<Inner>,
-    content: Content<'_>,
+    contents: &[Content<'_>],
     options: PushOptions,
 ) -> Result<(Vec<(u64, PushBodyBuilder)>, PushReceipt), Error> {
     let deadline = Client::deadline(inner);
-    let (messages, rows) = check_and_pack(inner, &[content], options, deadline).await?;
+    let (messages, rows) = check_and_pack(inner, contents, options, deadline).await?;
     let receipt = PushReceipt { messages: messages.len(), rows };
     Ok((messages.into_iter().map(|message| (message.group, message.builder)).collect(), receipt))
 }

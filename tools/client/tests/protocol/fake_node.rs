@@ -62,7 +62,7 @@ impl State {
         }
         let rows = Bytes::from(vec![0; pull.keys.len() / 8 * 4]);
         let rows_crc32 = crc32fast::hash(&rows);
-        Reply::Pull(PullReply { index: 1, rows, rows_crc32, exists: Bytes::new() })
+        Reply::Pull(PullReply { index: 1, rows, rows_crc32, exists: Bytes::new(), changed: Bytes::new() })
     }
 }
 

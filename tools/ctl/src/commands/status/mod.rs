@@ -11,7 +11,7 @@ use crate::cli::{Global, Output};
 use crate::error::CtlError;
 use crate::output;
 
-pub(crate) use view::{ClusterView, TableView};
+pub(crate) use view::{ClusterView, TableView, TensorView};
 
 /// Nodes, shards, replicas and tables in one look.
 #[derive(Debug, Args)]

@@ -82,12 +82,16 @@ impl ClusterView {
 
     pub(crate) fn tables_table(&self) -> Table {
         table(
-            ["table", "kind", "dim", "rows", "memory"],
+            ["table", "kind", "dim", "shape", "rows", "memory"],
             self.tables.iter().map(|view| {
                 [
                     view.name.clone(),
                     view.kind.clone(),
                     view.dim.to_string(),
+                    view.tensor.as_ref().map_or_else(
+                        || "-".to_owned(),
+                        |tensor| format!("{} {:?} ({} blocks)", tensor.dtype, tensor.shape, tensor.blocks),
+                    ),
                     if view.counted { view.rows.to_string() } else { format!("{}+", view.rows) },
                     bytes(view.memory_bytes),
                 ]

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use evershard_proto::tensor::TensorLayout;
 use evershard_proto::v1::{
-    GetNodeStatusRequest, NodeStatus, ReplicaStatus, Routing, ShardDescription, TableKind,
+    GetNodeStatusRequest, NodeStatus, ReplicaStatus, Routing, ShardDescription, TableDefinition, TableKind,
+    TensorDtype,
 };
 use futures_util::future::join_all;
 use serde::Serialize;
@@ -122,6 +124,9 @@ pub(crate) struct TableView {
     /// "sparse" or "dense".
     pub(crate) kind: String,
     pub(crate) dim: u32,
+    /// Of a dense tensor.
+    #[serde(flatten)]
+    pub(crate) tensor: Option<TensorView>,
     /// As the leaders count them.
     pub(crate) rows: u64,
     /// False while replicas that were started lately count their rows: there are at least `rows`.
@@ -134,6 +139,30 @@ pub(crate) struct TableView {
     pub(crate) resident: u64,
     /// What a row in memory takes beside its floats.
     pub(crate) overhead_bytes_per_row: f64,
+}
+
+/// What a dense tensor is beside a table of blocks.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TensorView {
+    pub(crate) shape: Vec<u64>,
+    /// "f32", "f16" or "bf16": what its users have it in.
+    pub(crate) dtype: &'static str,
+    /// Each of `dim` elements; `rows` counts those that were ever changed.
+    pub(crate) blocks: u64,
+}
+
+impl TensorView {
+    /// `None` of a sparse table.
+    pub(crate) fn of(definition: &TableDefinition) -> Option<Self> {
+        let tensor = definition.tensor.as_ref()?;
+        let dtype = match tensor.dtype() {
+            TensorDtype::F32 => "f32",
+            TensorDtype::F16 => "f16",
+            TensorDtype::Bf16 => "bf16",
+        };
+        let blocks = TensorLayout::new(&tensor.shape).map_or(0, |layout| layout.blocks());
+        Some(TensorView { shape: tensor.shape.clone(), dtype, blocks })
+    }
 }
 
 impl ClusterView {
@@ -305,6 +334,7 @@ impl TableView {
             }
         }
         let definition = table.definition.clone().unwrap_or_default();
+        let tensor = TensorView::of(&definition);
         let kind = match definition.kind() {
             TableKind::Sparse => "sparse",
             TableKind::Dense => "dense",
@@ -314,6 +344,7 @@ impl TableView {
             number: table.number,
             kind: kind.to_owned(),
             dim: definition.dim,
+            tensor,
             rows,
             counted,
             memory_bytes,

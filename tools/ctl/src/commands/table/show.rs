@@ -4,13 +4,13 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evershard_proto::v1::{
-    NonFinitePolicy, TableDefinition, TableDescription, initializer, optimizer, schedule,
+    NonFinitePolicy, TableDefinition, TableDescription, TableKind, initializer, optimizer, schedule,
 };
 use serde_json::{Value, json};
 
 use super::non_finite::{Counts, NonFiniteView};
 use crate::cli::{Global, Output};
-use crate::commands::status::{ClusterView, TableView};
+use crate::commands::status::{ClusterView, TableView, TensorView};
 use crate::connection::Connection;
 use crate::error::CtlError;
 use crate::output;
@@ -88,10 +88,12 @@ fn describe(
         NonFinitePolicy::SkipRow => "skip_row",
         NonFinitePolicy::Clip => "clip",
     };
-    json!({
+    let tensor = TensorView::of(definition);
+    let kind = if definition.kind() == TableKind::Dense { "dense" } else { "sparse" };
+    let mut shown = json!({
         "name": definition.name,
         "number": description.number,
-        "kind": counted.map_or("sparse", |table| table.kind.as_str()),
+        "kind": kind,
         "dim": definition.dim,
         "rows": counted.map(|table| table.rows),
         "rows_counted": counted.map(|table| table.counted),
@@ -105,7 +107,13 @@ fn describe(
         "admission": admission_of(definition),
         "eviction": eviction_of(definition),
         "definition_version": description.definition_version,
-    })
+    });
+    if let (Some(tensor), Some(fields)) = (tensor, shown.as_object_mut()) {
+        fields.insert("shape".to_owned(), json!(tensor.shape));
+        fields.insert("dtype".to_owned(), json!(tensor.dtype));
+        fields.insert("blocks".to_owned(), json!(tensor.blocks));
+    }
+    shown
 }
 
 /// Which ids a gradient makes a row for; null when all.
