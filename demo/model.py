@@ -34,29 +34,31 @@ EMBEDDING_DECAY = 0.1
 DENSE_LR = 0.01
 
 
-def create_tables(cluster: es.Cluster, prefix: str) -> dict[str, es.Table]:
-    """Creates (or finds) the tables of one training run; `prefix` keeps runs apart."""
+def create_tables(
+    cluster: es.Cluster, prefix: str, encoding: str = "f32", seed: int = SEED
+) -> dict[str, es.Table]:
+    """Creates (or finds) the tables of one training run; `prefix` keeps runs apart. Gradients travel in the encoding."""
     optimizer = es.Adagrad(lr=EMBEDDING_LR, weight_decay=EMBEDDING_DECAY)
     tables = {
         name: cluster.create_table(
-            f"{prefix}.{name}", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01, seed=seed)
+            f"{prefix}.{name}", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01, seed=seed * len(FEATURES) + number)
         )
-        for seed, name in enumerate(FEATURES)
+        for number, name in enumerate(FEATURES)
     }
     tables["dense"] = cluster.create_table(
         f"{prefix}.dense", dim=DENSE_DIM, optimizer=es.Adagrad(lr=DENSE_LR), initializer=es.Zeros()
     )
-    return tables
+    return {name: table.with_encoding(encoding) for name, table in tables.items()}
 
 
 class Recommender(nn.Module):
-    """Ratings to logits. Constructing it draws the initial dense layers from a fixed seed: the same in every worker."""
+    """Ratings to logits. Constructing it draws the initial dense layers from the seed: the same in every worker."""
 
-    def __init__(self, tables: dict[str, es.Table]):
+    def __init__(self, tables: dict[str, es.Table], seed: int = SEED):
         super().__init__()
         pairs = len(FEATURES) * (len(FEATURES) - 1) // 2
         with torch.random.fork_rng():
-            torch.manual_seed(SEED)
+            torch.manual_seed(seed)
             self.layers = nn.Sequential(
                 nn.Linear(len(FEATURES) * DIM + pairs, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, 1)
             )
