@@ -33,30 +33,34 @@ EMBEDDING_DECAY = 0.1
 DENSE_LR = 0.01
 
 
-def create_tables(cluster: es.Cluster, prefix: str) -> dict[str, es.Table]:
-    """Creates (or finds) the tables of one training run; `prefix` keeps runs apart."""
+def create_tables(
+    cluster: es.Cluster, prefix: str, encoding: str = "f32", seed: int = SEED
+) -> dict[str, es.Table]:
+    """Creates (or finds) the tables of one training run; `prefix` keeps runs apart. Gradients travel in the encoding."""
     optimizer = es.Adagrad(lr=EMBEDDING_LR, weight_decay=EMBEDDING_DECAY)
-    return {
-        name: cluster.create_table(
-            f"{prefix}.{name}", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01, seed=seed)
-        )
-        for seed, name in enumerate(FEATURES)
-    }
+    tables = {}
+    for number, name in enumerate(FEATURES):
+        initializer = es.Normal(std=0.01, seed=seed * len(FEATURES) + number)
+        table = cluster.create_table(f"{prefix}.{name}", dim=DIM, optimizer=optimizer, initializer=initializer)
+        tables[name] = table.with_encoding(encoding)
+    return tables
 
 
 class Recommender(nn.Module):
-    """Ratings to logits. Constructing it draws the initial dense layers from a fixed seed: the same in every worker."""
+    """Ratings to logits. Constructing it draws the initial dense layers from the seed: the same in every worker."""
 
-    def __init__(self, tables: dict[str, es.Table], prefix: str):
+    def __init__(self, tables: dict[str, es.Table], prefix: str, encoding: str = "f32", seed: int = SEED):
         super().__init__()
         pairs = len(FEATURES) * (len(FEATURES) - 1) // 2
         with torch.random.fork_rng():
-            torch.manual_seed(SEED)
+            torch.manual_seed(seed)
             self.layers = nn.Sequential(
                 nn.Linear(len(FEATURES) * DIM + pairs, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, 1)
             )
         cluster = tables["user"].cluster
-        self.dense = DenseParameters(self.layers, cluster, f"{prefix}.dense", optimizer=es.Adagrad(lr=DENSE_LR))
+        self.dense = DenseParameters(
+            self.layers, cluster, f"{prefix}.dense", optimizer=es.Adagrad(lr=DENSE_LR), gradient_encoding=encoding
+        )
         self.group = EmbeddingGroup(
             {
                 name: EmbeddingBag(table=tables[name], mode="mean") if name == "genre" else Embedding(table=tables[name])

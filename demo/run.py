@@ -54,6 +54,7 @@ def main() -> int:
         metavar="N|any",
         help="steps that a worker may be ahead of the slowest: 0 (default) sums the gradients of all, any: nobody waits",
     )
+    parser.add_argument("--encoding", choices=["f32", "bf16", "f16", "int8"], default="f32", help="how gradients travel")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--skip-undisturbed", action="store_true", help="only the run with kills")
     parser.add_argument("--durability", choices=["fsync", "memory"], default="fsync")
@@ -115,6 +116,7 @@ def demo(cluster: es.LocalCluster, ctl: pathlib.Path, scratch: pathlib.Path, opt
         "workers": WORKERS,
         "durability": options.durability,
         "staleness": options.staleness,
+        "encoding": options.encoding,
         "kills_wanted": options.kills,
         "with_kills": {**training.summary(), "bits": training.bits()},
         "undisturbed": calm,
@@ -138,7 +140,7 @@ def train(
     """One training, shown while it runs."""
     endpoints = ",".join(cluster.endpoints)
     training = Training(
-        name, endpoints, WORKERS, options.epochs, options.batch, options.staleness, scratch, steps
+        name, endpoints, WORKERS, options.epochs, options.batch, options.staleness, scratch, steps, options.encoding
     )
     killer = kills.Killer(cluster, ctl, training, kill_count)
     try:

@@ -48,6 +48,8 @@ class Training:
         staleness: Optional[int],
         scratch: pathlib.Path,
         steps: Optional[dict[int, int]] = None,
+        encoding: str = "f32",
+        seed: int = model.SEED,
     ):
         """`steps` says how many each rank trains; by default whole epochs, and on until :meth:`release`."""
         self.name = name
@@ -69,15 +71,17 @@ class Training:
         self._seconds: dict[int, list[float]] = {}
         self._lock = threading.Lock()
         self._cluster = es.connect(endpoints, timeout=worker.TIMEOUT_S)
-        self._tables = model.create_tables(self._cluster, name)
-        self._net = model.Recommender(self._tables, name)
+        self._tables = model.create_tables(self._cluster, name, seed=seed)
+        self._net = model.Recommender(self._tables, name, seed=seed)
         self._net.dense.initialize()
         self.audit_table = self._cluster.create_table(
             f"{name}.audit", dim=worker.AUDIT_DIM, optimizer=es.SGD(lr=1.0), initializer=es.Zeros()
         )
         self._accounts = [scratch / f"{name}-{rank}.npy" for rank in range(workers)]
         self._errors = [scratch / f"{name}-{rank}.err" for rank in range(workers)]
-        self._processes = [self._start(rank, epochs, batch, staleness, (steps or {}).get(rank)) for rank in range(workers)]
+        common = ["--epochs", str(epochs), "--batch", str(batch), "--encoding", encoding, "--seed", str(seed)]
+        common += [] if staleness is None else ["--staleness", str(staleness)]
+        self._processes = [self._start(rank, common, (steps or {}).get(rank)) for rank in range(workers)]
         self._ready = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._read, args=(rank,), daemon=True) for rank in range(workers)]
         for thread in self._threads:
@@ -205,13 +209,9 @@ class Training:
         """Disconnects."""
         self._cluster.close()
 
-    def _start(
-        self, rank: int, epochs: int, batch: int, staleness: Optional[int], steps: Optional[int]
-    ) -> subprocess.Popen:
+    def _start(self, rank: int, common: list[str], steps: Optional[int]) -> subprocess.Popen:
         command = [sys.executable, str(HERE / "worker.py"), "--endpoints", self.endpoints, "--prefix", self.name]
-        command += ["--rank", str(rank), "--workers", str(self.workers), "--epochs", str(epochs)]
-        command += ["--batch", str(batch), "--account", str(self._accounts[rank])]
-        command += [] if staleness is None else ["--staleness", str(staleness)]
+        command += ["--rank", str(rank), "--workers", str(self.workers), "--account", str(self._accounts[rank]), *common]
         command += [] if steps is None else ["--steps", str(steps)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with open(self._errors[rank], "wb") as errors:

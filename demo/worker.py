@@ -119,9 +119,9 @@ def emit(**fields) -> None:
     sys.stdout.flush()
 
 
-def batches(size: int, batch: int, rank: int, workers: int, epoch: int):
+def batches(size: int, batch: int, rank: int, workers: int, epoch: int, seed: int = model.SEED):
     """Positions of this rank's batches in one epoch: all ranks together see every rating once."""
-    order = np.random.default_rng([model.SEED, epoch]).permutation(size)
+    order = np.random.default_rng([seed, epoch]).permutation(size)
     for number, at in enumerate(range(0, size - batch + 1, batch)):
         if number % workers == rank:
             yield order[at : at + batch]
@@ -138,15 +138,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--staleness", type=int, help="steps that a worker may be ahead of others (default: any number)")
     parser.add_argument("--steps", type=int, help="train this many, in place of whole epochs")
+    parser.add_argument("--encoding", default="f32", help="how gradients travel")
+    parser.add_argument("--seed", type=int, default=model.SEED)
     parser.add_argument("--account", required=True, help="file for the audit account (.npy)")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    torch.manual_seed(options.rank)
+    torch.manual_seed(1000 * options.seed + options.rank)
 
     train, _ = data.load()
     cluster = es.connect(options.endpoints, timeout=TIMEOUT_S)
-    net = model.Recommender(model.create_tables(cluster, options.prefix), options.prefix)
+    tables = model.create_tables(cluster, options.prefix, options.encoding, options.seed)
+    net = model.Recommender(tables, options.prefix, options.encoding, options.seed)
     reporter = Reporter(options.rank)
     audit = Audit(cluster.table(f"{options.prefix}.audit"), options.rank)
     emit(kind="ready", rank=options.rank)
@@ -170,7 +173,7 @@ def main() -> None:
     with job.worker(options.rank) as member:
         net.group.worker = member
         while not is_over(epoch, steps):
-            for rows in batches(len(train), options.batch, options.rank, options.workers, epoch):
+            for rows in batches(len(train), options.batch, options.rank, options.workers, epoch, options.seed):
                 cursor = b"%d" % (steps + 1)
                 loss, moved = model.train_step(
                     net, train.take(rows), lambda: member.tick(cursor), reporter.acknowledged

@@ -5,6 +5,9 @@
 * :class:`DenseParameters` keeps the ordinary parameters of a module (its linear layers) on the cluster as well.
 * :class:`EmbeddingGroup` pulls all of these together, and pushes all their gradients together: one wait for the forward
   pass of a whole model, one for its backward pass.
+* :class:`Prefetch` pulls the rows of the next batches while the model computes.
+* ``module.accumulate()`` sums the gradients of several backward passes, and pushes them once.
+* :func:`from_environment` and :func:`job_from_environment` understand ``torchrun``.
 
 The optimizer runs on the servers, once per distinct row and backward pass: these modules have no ``Parameter`` of their
 own, need no ``zero_grad()`` and no local ``optimizer.step()``. Gradients of repeated ids are summed first, as PyTorch
@@ -37,9 +40,24 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from evershard.launch import Launch, from_environment, job_from_environment
+from evershard.torch_accumulate import Accumulating, Accumulation, send
 from evershard.torch_dense import DenseParameters
+from evershard.torch_prefetch import Prefetch, Prefetched
+from evershard.torch_rows import Rows, ids_of
 
-__all__ = ["DenseParameters", "Embedding", "EmbeddingBag", "EmbeddingGroup"]
+__all__ = [
+    "Accumulation",
+    "DenseParameters",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingGroup",
+    "Launch",
+    "Prefetch",
+    "Prefetched",
+    "from_environment",
+    "job_from_environment",
+]
 
 
 class _Request(NamedTuple):
@@ -54,9 +72,10 @@ class _Request(NamedTuple):
 class _Exchange:
     """One pull of several tables' rows, and the push of their gradients that belongs to it."""
 
-    def __init__(self, requests: List[_Request], worker: Any):
+    def __init__(self, requests: List[_Request], worker: Any, owner: Optional[Accumulating] = None):
         self.requests = requests
         self.worker = worker
+        self.owner = owner
         self.cluster = requests[0].table.cluster
         for request in requests:
             if request.table.cluster is not self.cluster:
@@ -78,10 +97,10 @@ class _Exchange:
             for r, g in zip(self.requests, grads)
             if g is not None and (r.ids is None or len(r.ids))
         ]
-        if items and self.worker is not None:
-            self.worker.push_many_async(items)
-        elif items:
-            self.cluster.push_many(items)
+        if self.owner is not None and self.owner.accumulation is not None:
+            self.owner.accumulation.add(self.cluster, self.worker, items)
+        else:
+            send(self.cluster, self.worker, items)
 
 
 class _PulledRows(torch.autograd.Function):
@@ -100,10 +119,17 @@ class _PulledRows(torch.autograd.Function):
         return (None, None) + tuple(None for _ in grads)
 
 
-def _run(requests: List[_Request], trains: List[bool], worker: Any) -> List[Any]:
-    """Pulls, lets gradients flow back to the requests that train, and gives each module's output."""
-    exchange = _Exchange(requests, worker)
-    rows = exchange.pull()
+def _run(
+    requests: List[_Request],
+    trains: List[bool],
+    worker: Any,
+    owner: Optional[Accumulating] = None,
+    rows: Optional[List[torch.Tensor]] = None,
+) -> List[Any]:
+    """Pulls (unless it has the rows), lets gradients flow back to the requests that train, and gives each module's output."""
+    exchange = _Exchange(requests, worker, owner)
+    if rows is None:
+        rows = exchange.pull()
     if torch.is_grad_enabled() and any(trains):
         anchor = torch.empty(0, requires_grad=True)
         tracked = _PulledRows.apply(anchor, exchange, *rows)
@@ -111,76 +137,7 @@ def _run(requests: List[_Request], trains: List[bool], worker: Any) -> List[Any]
     return [request.finish(row) for request, row in zip(requests, rows)]
 
 
-def _table(table, cluster, dim, optimizer, initializer):
-    """The table given, or the one of that name: created when an optimizer is given, else looked up."""
-    if isinstance(table, str):
-        if cluster is None:
-            raise ValueError(f"table={table!r} is a name: say in which cluster=, or give an evershard.Table")
-        if optimizer is None:
-            table = cluster.table(table)
-        else:
-            if dim is None:
-                raise ValueError(f"creating table {table!r} needs embedding_dim")
-            table = cluster.create_table(table, dim=dim, optimizer=optimizer, initializer=initializer)
-    elif optimizer is not None or initializer is not None:
-        raise ValueError("optimizer= and initializer= are for a table given by its name")
-    if dim is not None and dim != table.dim:
-        raise ValueError(f"embedding_dim is {dim}, but table {table.name!r} has dim {table.dim}")
-    return table
-
-
-def _ids(ids: Any) -> Tuple[np.ndarray, Tuple[int, ...]]:
-    """Ids as ``int64[n]`` (a u64 id keeps its bits) and their shape."""
-    array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"ids must be integers, not {array.dtype}")
-    if array.dtype == np.uint64:
-        return np.ascontiguousarray(array).view(np.int64).reshape(-1), array.shape
-    return np.ascontiguousarray(array, np.int64).reshape(-1), array.shape
-
-
-class _Rows(nn.Module):
-    """What `Embedding` and `EmbeddingBag` share: a table, and ids to distinct rows."""
-
-    def __init__(self, num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr, encoding):
-        super().__init__()
-        self.table = _table(table, cluster, embedding_dim, optimizer, initializer)
-        if encoding is not None:
-            self.table = self.table.with_encoding(encoding)
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = self.table.dim
-        if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
-            padding_idx += num_embeddings
-        self.padding_idx = padding_idx
-        self.lr = lr
-        #: The :class:`evershard.Worker` whose steps the gradients are part of; None: each push counts by itself.
-        self.worker: Any = None
-
-    def _distinct(self, ids: np.ndarray) -> Tuple[np.ndarray, torch.Tensor, Optional[int]]:
-        """Distinct ids to pull, for each id the row it means, and the row that stands for padding (last, not pulled)."""
-        limit = self.num_embeddings
-        if limit is not None and len(ids) and (ids.min() < 0 or ids.max() >= limit):
-            raise IndexError(f"id out of range for {limit} embeddings: {ids[(ids < 0) | (ids >= limit)][0]}")
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        padding = None
-        if self.padding_idx is not None:
-            at = np.searchsorted(distinct, self.padding_idx)
-            if at < len(distinct) and distinct[at] == self.padding_idx:
-                distinct = np.delete(distinct, at)
-                padding = len(distinct)
-                inverse = np.where(inverse == at, padding, inverse - (inverse > at))
-        return distinct.view(np.uint64), torch.from_numpy(inverse.astype(np.int64, copy=False)), padding
-
-    def _with_padding(self, rows: torch.Tensor, padding: Optional[int]) -> torch.Tensor:
-        return rows if padding is None else torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
-
-    def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings or 'any id'}, {self.embedding_dim}, table={self.table.name!r}{padding}"
-
-
-class Embedding(_Rows):
+class Embedding(Rows):
     """``torch.nn.Embedding`` over a table of the cluster: ids of any shape ``S`` to ``float32[*S, dim]``.
 
     Args:
@@ -210,7 +167,7 @@ class Embedding(_Rows):
         super().__init__(num_embeddings, embedding_dim, padding_idx, table, cluster, optimizer, initializer, lr, gradient_encoding)
 
     def _plan(self, input: Any) -> _Request:
-        ids, shape = _ids(input)
+        ids, shape = ids_of(input)
         distinct, inverse, padding = self._distinct(ids)
 
         def finish(rows: torch.Tensor) -> torch.Tensor:
@@ -221,10 +178,10 @@ class Embedding(_Rows):
 
     def forward(self, input: Any) -> torch.Tensor:
         """Rows of ``input`` (integer tensor or array of any shape): ``float32[*input.shape, dim]``."""
-        return _run([self._plan(input)], [self.training], self.worker)[0]
+        return _run([self._plan(input)], [self.training], self.worker, self)[0]
 
 
-class EmbeddingBag(_Rows):
+class EmbeddingBag(Rows):
     """``torch.nn.EmbeddingBag`` over a table of the cluster: bags of ids to the sum or mean of their rows.
 
     ``mode`` is ``"sum"`` or ``"mean"``; an empty bag gives zeros. The other arguments are as for :class:`Embedding`;
@@ -253,12 +210,12 @@ class EmbeddingBag(_Rows):
         self.include_last_offset = include_last_offset
 
     def _plan(self, input: Any, offsets: Any = None, per_sample_weights: Optional[torch.Tensor] = None) -> _Request:
-        ids, shape = _ids(input)
+        ids, shape = ids_of(input)
         if len(shape) == 2 and offsets is None:
             starts = np.arange(shape[0], dtype=np.int64) * shape[1]
             last_included = False
         elif len(shape) == 1 and offsets is not None:
-            starts, _ = _ids(offsets)
+            starts, _ = ids_of(offsets)
             last_included = self.include_last_offset
         else:
             raise ValueError("give ids of shape [bags, n], or flat ids of shape [n] with offsets")
@@ -289,10 +246,10 @@ class EmbeddingBag(_Rows):
             offsets: ``[bags]``, where each bag begins in the flat ids.
             per_sample_weights: a factor for each id (mode ``"sum"`` only); gradients flow to it.
         """
-        return _run([self._plan(input, offsets, per_sample_weights)], [self.training], self.worker)[0]
+        return _run([self._plan(input, offsets, per_sample_weights)], [self.training], self.worker, self)[0]
 
 
-class EmbeddingGroup(nn.Module):
+class EmbeddingGroup(Accumulating, nn.Module):
     """Several embeddings pulled at the same time, and their gradients pushed together: tables share messages.
 
     Args:
@@ -317,22 +274,36 @@ class EmbeddingGroup(nn.Module):
         #: Distinct rows that the last forward pass pulled, over all tables.
         self.last_rows = 0
 
-    def forward(self, inputs: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
-        """Outputs by name, for the inputs by name: ids, or a tuple of the embedding's arguments."""
-        names = list(inputs)
-        unknown = [name for name in names if name not in self.embeddings]
-        if unknown:
-            raise KeyError(f"no such embedding in the group: {', '.join(unknown)}")
-        requests, trains = [], []
-        for name in names:
-            module, value = self.embeddings[name], inputs[name]
-            requests.append(module._plan(*value) if isinstance(value, tuple) else module._plan(value))
-            trains.append(self.training and module.training)
+    def forward(self, inputs: Union[Mapping[str, Any], Prefetched]) -> Dict[str, torch.Tensor]:
+        """Outputs by name, for the inputs by name: ids, or a tuple of the embedding's arguments. Or for what a
+        :class:`Prefetch` gave, whose rows are here already."""
+        rows = None
+        if isinstance(inputs, Prefetched):
+            rows, requests = inputs.rows_for(self), inputs.requests
+            inputs = inputs.inputs
+        else:
+            requests = self._plan(inputs)
+        trains = [self.training and self.embeddings[name].training for name in inputs]
         if self.dense is not None:
-            plans = self.dense._plans()
-            requests.extend(plans)
-            trains.extend([self.training] * len(plans))
+            trains.extend([self.training] * (len(requests) - len(trains)))
         self.last_rows = sum(len(request.ids) for request in requests if request.ids is not None)
         if not requests:
             return {}
-        return dict(zip(names, _run(requests, trains, self.worker)))
+        return dict(zip(inputs, _run(requests, trains, self.worker, self, rows)))
+
+    def _plan(self, inputs: Mapping[str, Any]) -> List[_Request]:
+        """What a forward pass pulls, in the order of `inputs`; the dense parameters last."""
+        unknown = [name for name in inputs if name not in self.embeddings]
+        if unknown:
+            raise KeyError(f"no such embedding in the group: {', '.join(unknown)}")
+        requests = []
+        for name, value in inputs.items():
+            module = self.embeddings[name]
+            requests.append(module._plan(*value) if isinstance(value, tuple) else module._plan(value))
+        if self.dense is not None:
+            requests.extend(self.dense._plans())
+        return requests
+
+    def _pull(self, requests: List[_Request]) -> List[torch.Tensor]:
+        """The rows that a forward pass with these requests needs."""
+        return _Exchange(requests, self.worker).pull() if requests else []
