@@ -5,8 +5,8 @@
     .venv/bin/python examples/click_model.py --kill            # the busiest server is killed half-way
 
 DeepFM: a weight of each value, products of their vectors in pairs, and a perceptron over the vectors and the counts. Two
-tables hold the values (one id for each value of each category), a third one the perceptron; each step is one pull and one
-push of all three. The next batches are pulled while this one is computed. The data are drawn as they are needed
+tables hold the values (one id for each value of each category), dense tensors the perceptron; each step is one pull and one
+push of all of them. The next batches are pulled while this one is computed. The data are drawn as they are needed
 (click_data.py), so an example is seen once, and the test AUC says what was learned; it can reach that of the hidden model.
 
 Not here: data, processes, clusters (click_data.py, common.py).
@@ -51,8 +51,7 @@ class ClickModel(nn.Module):
             f"{name}.vectors", dim=DIM, optimizer=es.Adagrad(lr=0.05), initializer=es.Normal(std=0.01)
         )
         weights = cluster.create_table(f"{name}.weights", dim=1, optimizer=es.Adagrad(lr=0.05))
-        dense = cluster.create_table(f"{name}.dense", dim=256, optimizer=es.Adagrad(lr=0.01))
-        self.dense = DenseParameters(self.layers, dense)
+        self.dense = DenseParameters(self.layers, cluster, f"{name}.dense", optimizer=es.Adagrad(lr=0.01))
         self.group = EmbeddingGroup({"vector": Embedding(table=vectors), "weight": Embedding(table=weights)}, self.dense)
 
     def forward(self, counts: np.ndarray, rows: Any) -> torch.Tensor:

@@ -39,7 +39,7 @@ def test_it_trains_as_torch_does(cluster, name):
     parameters = [*shared.parameters(), *bag.parameters(), *local_layers.parameters()]
     optimizer = torch.optim.Adagrad(parameters, lr=LR, eps=es.Adagrad(lr=LR).eps)
 
-    dense = DenseParameters(layers, make(cluster, f"{name}-dense", 8))
+    dense = DenseParameters(layers, cluster, f"{name}-dense", optimizer=es.Adagrad(lr=LR))
     dense.initialize()
     group = EmbeddingGroup(
         {

@@ -43,7 +43,7 @@ def test_rows_that_nobody_writes_are_the_same(cluster, name, depth):
         f"{name}-{part}", dim=DIM, optimizer=es.SGD(lr=1.0), initializer=es.Normal(std=1.0, seed=3)
     )
     layers = torch.nn.Linear(2 * DIM, 1)
-    dense = DenseParameters(layers, make("dense"))
+    dense = DenseParameters(layers, cluster, f"{name}-dense", optimizer=es.SGD(lr=1.0))
     dense.initialize()
     group = EmbeddingGroup({"a": Embedding(table=make("a")), "b": EmbeddingBag(table=make("b"), mode="sum")}, dense=dense)
     random = torch.Generator().manual_seed(0)

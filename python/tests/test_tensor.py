@@ -155,17 +155,18 @@ def test_tensors_and_tables_go_together(cluster, name, sgd):
     assert bias.pull().tolist() == [2.0] * 100
 
 
-def test_a_step_sums_tensors_and_tables(cluster, name, sgd, weight):
+def test_a_step_sums_tensors_and_tables(cluster, name, weight):
+    rows = cluster.create_table(f"{name}-rows", dim=4, optimizer=es.SGD(lr=1.0), initializer=es.Zeros())
     job = cluster.job(name, workers=1, staleness=0)
     with job.worker(0) as worker:
         worker.push(weight, -np.ones(weight.shape))
         worker.push_async(weight, -np.ones(weight.shape))
-        worker.push_many([(sgd, [1], np.ones((1, 4))), (weight, (0, 2), -np.ones((2, 100)))])
-        assert not weight.pull().any() and not sgd.pull([1]).any()
+        worker.push_many([(rows, [1], np.ones((1, 4))), (weight, (0, 2), -np.ones((2, 100)))])
+        assert not weight.pull().any() and not rows.pull([1]).any()
         worker.tick()
         pulled = worker.pull(weight)
         assert (pulled[:2] == 3).all() and (pulled[2:] == 2).all()
-        assert sgd.pull([1]).tolist() == [[-1] * 4]
+        assert rows.pull([1]).tolist() == [[-1] * 4]
         with pytest.raises(es.InvalidArgument, match="learning rate"):
             worker.push_many([(weight, None, np.ones(weight.shape), 0.5)])
 
