@@ -61,7 +61,6 @@ class Run(NamedTuple):
 
 def run(cluster: es.LocalCluster, name: str, slack: Slack, args: argparse.Namespace) -> Run:
     """One job with one kill; the node is back when this returns."""
-    cluster.create_table(name, dim=DIM, optimizer=es.Adagrad(lr=0.1))
     ticks: list[list[float]] = [[] for _ in range(WORKERS)]
     gaps, problems = [], []
     together = threading.Barrier(WORKERS)
@@ -69,7 +68,8 @@ def run(cluster: es.LocalCluster, name: str, slack: Slack, args: argparse.Namesp
     def work(rank: int) -> None:
         random = np.random.default_rng(rank)
         with es.connect(",".join(cluster.endpoints), timeout=60) as client:
-            group = EmbeddingGroup({"row": Embedding(table=client.table(name))})
+            table = client.create_table(name, dim=DIM, optimizer=es.Adagrad(lr=0.1))
+            group = EmbeddingGroup({"row": Embedding(table=table)})
             job = client.job(name, workers=WORKERS, staleness=slack.gate, lease=30.0)
             with job.worker(rank, steps_in_flight=slack.in_flight) as worker:
                 group.worker = worker

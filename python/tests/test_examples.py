@@ -55,7 +55,7 @@ def test_matrix_factorization_in_step_is_the_same_each_time(cluster, name, movie
 def test_dlrm_prints_its_figures(cluster, name, movielens, flags):
     output = run("dlrm", cluster, "--steps", "20", "--name", name, *flags)
     assert 0.5 < figure("test AUC", output) < 1.0
-    assert "10,240 ratings" in output
+    assert "20,480 ratings" in output
 
 
 def test_a_worker_of_dlrm_is_replaced(cluster, name, movielens):
