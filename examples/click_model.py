@@ -43,9 +43,9 @@ class ClickModel(nn.Module):
         self.layers = nn.Sequential(
             nn.Linear(inputs, HIDDEN[0]), nn.ReLU(), nn.Linear(HIDDEN[0], HIDDEN[1]), nn.ReLU(), nn.Linear(HIDDEN[1], 1)
         )
-        # Adagrad's first steps are as long as its later ones are short, and a click has 26 values at once: an accumulator that
-        # begins at 1 keeps the first ones small, and the model learns twice as fast.
-        optimizer = es.Adagrad(lr=0.05, initial_accumulator=1.0)
+        # Adagrad's first steps are its longest. A click has 26 values at once, and workers that are apart make theirs without
+        # knowing of each other's: an accumulator that does not begin at 0 keeps these steps short, and the model learns faster.
+        optimizer = es.Adagrad(lr=0.05, initial_accumulator=10.0)
         vectors = cluster.create_table(f"{name}.vectors", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01))
         weights = cluster.create_table(f"{name}.weights", dim=1, optimizer=optimizer)
         self.dense = DenseParameters(self.layers, cluster, f"{name}.dense", optimizer=es.Adagrad(lr=0.01))

@@ -308,7 +308,8 @@ def follow(
             half_way = None
         if done >= 1:
             workers.stop.set()
-        if now - line_at >= every:
+        # The last steps are in the last line.
+        if now - line_at >= every and done < 1:
             show(Interval(now - began, now - line_at, since, total))
             line_at, since = now, Told()
     if began is None:
