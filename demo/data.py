@@ -35,7 +35,7 @@ class Ratings:
 
     ``user``, ``item``, ``age``, ``occupation`` and ``hour`` are ``uint64[n]`` ids of embedding rows. The genres of
     rating ``i`` are ``genre[genre_start[i]:genre_start[i] + genre_count[i]]``: a bag of at least one id.
-    ``label`` is ``float32[n]``, 1 for a rating of 4 or 5.
+    ``label`` is ``float32[n]``, 1 for a rating of 4 or 5; ``stars`` is ``float32[n]``, the rating itself.
     """
 
     user: np.ndarray
@@ -47,6 +47,7 @@ class Ratings:
     genre_count: np.ndarray
     genre: np.ndarray
     label: np.ndarray
+    stars: np.ndarray
 
     def __len__(self) -> int:
         return len(self.label)
@@ -108,6 +109,7 @@ def load() -> tuple[Ratings, Ratings]:
         starts[key] = len(flat)
         flat.extend(bag)
 
+    stars = np.array([float(row[2]) for row in ratings], np.float32)
     everything = Ratings(
         user=user,
         item=item,
@@ -117,7 +119,8 @@ def load() -> tuple[Ratings, Ratings]:
         genre_start=np.array([starts[row[1]] for row in ratings]),
         genre_count=np.array([len(bags[row[1]]) for row in ratings]),
         genre=np.array(flat, np.uint64),
-        label=np.array([float(row[2]) >= 4 for row in ratings], np.float32),
+        label=(stars >= 4).astype(np.float32),
+        stars=stars,
     )
     order = np.random.default_rng(SPLIT_SEED).permutation(len(everything))
     test = int(len(order) * TEST_SHARE)

@@ -15,10 +15,8 @@ Not here: data, processes, clusters (click_data.py, common.py).
 from __future__ import annotations
 
 import argparse
-import collections
 import sys
-import time
-from typing import Any, Optional
+from typing import Any
 
 import common  # First: it finds the server binary.
 import numpy as np
@@ -31,8 +29,6 @@ from evershard.torch import DenseParameters, Embedding, EmbeddingGroup, Prefetch
 
 DIM = 16
 HIDDEN = (64, 32)
-BATCH_SAYS_S = 0.5
-LEASE_S = 30.0
 TEST_SEED = 1
 TRAIN_SEED = 2
 
@@ -47,10 +43,11 @@ class ClickModel(nn.Module):
         self.layers = nn.Sequential(
             nn.Linear(inputs, HIDDEN[0]), nn.ReLU(), nn.Linear(HIDDEN[0], HIDDEN[1]), nn.ReLU(), nn.Linear(HIDDEN[1], 1)
         )
-        vectors = cluster.create_table(
-            f"{name}.vectors", dim=DIM, optimizer=es.Adagrad(lr=0.05), initializer=es.Normal(std=0.01)
-        )
-        weights = cluster.create_table(f"{name}.weights", dim=1, optimizer=es.Adagrad(lr=0.05))
+        # Adagrad's first steps are its longest. A click has 26 values at once, and workers that are apart make theirs without
+        # knowing of each other's: an accumulator that does not begin at 0 keeps these steps short, and the model learns faster.
+        optimizer = es.Adagrad(lr=0.05, initial_accumulator=10.0)
+        vectors = cluster.create_table(f"{name}.vectors", dim=DIM, optimizer=optimizer, initializer=es.Normal(std=0.01))
+        weights = cluster.create_table(f"{name}.weights", dim=1, optimizer=optimizer)
         self.dense = DenseParameters(self.layers, cluster, f"{name}.dense", optimizer=es.Adagrad(lr=0.01))
         self.group = EmbeddingGroup({"vector": Embedding(table=vectors), "weight": Embedding(table=weights)}, self.dense)
 
@@ -68,36 +65,32 @@ def inputs_of(batch: click_data.Clicks) -> dict[str, np.ndarray]:
     return {"vector": batch.ids, "weight": batch.ids}
 
 
-def work(rank: int, say, stop, endpoints: str, name: str, options: argparse.Namespace) -> None:
+def work(rank: int, say, stop, endpoints: str, options: argparse.Namespace) -> None:
     """One worker: takes its rank, goes on where it (or its predecessor) was, and says how it gets on."""
     torch.set_num_threads(1)
     with es.connect(endpoints) as cluster:
-        model = ClickModel(cluster, name)
-        job = cluster.job(name, workers=options.workers, staleness=options.staleness, lease=LEASE_S)
+        model = ClickModel(cluster, options.name)
+        job = cluster.job(options.name, workers=options.workers, staleness=options.staleness, lease=common.LEASE_S)
         with job.worker(rank) as worker:
             model.group.worker = worker
+            meter = common.Meter(say)
             begin = int(worker.cursor or b"0")
             steps = range(begin, options.steps if options.steps is not None else sys.maxsize)
             batches = ((step, click_data.draw(options.batch, TRAIN_SEED, rank, step)) for step in steps)
-            told = time.monotonic()
-            done, rows, loss_sum = 0, 0, 0.0
             with Prefetch(model.group, batches, lambda numbered: inputs_of(numbered[1]), options.prefetch) as ready:
                 for pulled in ready:
                     step, batch = pulled.batch
                     logits = model(batch.counts, pulled)
+                    # Summed, not averaged: what a value's gradient is does not depend on the batch that it is in.
                     loss = nn.functional.binary_cross_entropy_with_logits(
                         logits, torch.from_numpy(batch.label), reduction="sum"
                     )
-                    loss.backward()
-                    worker.tick(b"%d" % (step + 1))
-                    done, rows, loss_sum = done + 1, rows + 2 * model.group.last_rows, loss_sum + loss.item()
-                    if time.monotonic() - told >= BATCH_SAYS_S or stop.is_set():
-                        say((done, rows, loss_sum))
-                        told, done, rows, loss_sum = time.monotonic(), 0, 0, 0.0
+                    loss.backward()  # Pushes, as part of the step.
+                    worker.tick(b"%d" % (step + 1))  # Waits for the pushes, and for workers that are too far behind.
+                    meter.step(loss.item(), 2 * model.group.last_rows)
                     if stop.is_set():
                         break
-            if done:
-                say((done, rows, loss_sum))
+            meter.tell()
 
 
 def test_auc(model: ClickModel, test: click_data.Clicks, batch: int = 4096) -> float:
@@ -111,25 +104,17 @@ def test_auc(model: ClickModel, test: click_data.Clicks, batch: int = 4096) -> f
     return common.auc(test.label, np.concatenate(scores))
 
 
-def kill_busiest(cluster: es.Cluster) -> str:
-    """Ends the server that leads the most shards, as a crash would."""
-    led = collections.Counter(shard["leader"] for shard in cluster.routing()["shards"])
-    node, shards = led.most_common(1)[0]
-    cluster.kill_node(node)
-    return f"killed node {node}, which led {shards} shards (kill -9)"
-
-
 def train(cluster: es.Cluster, options: argparse.Namespace) -> None:
     """Starts the workers, and shows how the model gets on until the time is over."""
     torch.set_num_threads(1)
-    name = options.name or common.run_name("clicks")
-    model = ClickModel(cluster, name)
-    model.dense.initialize()
+    model = ClickModel(cluster, options.name)
+    if common.is_new(cluster, options.name):
+        model.dense.initialize()
     test = click_data.draw(options.test, TEST_SEED)
     best = common.auc(test.label, test.probability)
     slack = "any" if options.staleness is None else options.staleness
     print(
-        f"{click_data.CARDINALITIES.sum():,} values of {click_data.FIELDS} categories, {options.workers} workers, staleness "
+        f"\n{click_data.CARDINALITIES.sum():,} values of {click_data.FIELDS} categories, {options.workers} workers, staleness "
         f"{slack}, {options.prefetch} batches pulled ahead\n{test.label.mean():.1%} of test examples are clicks; the hidden "
         f"model itself has a test AUC of {best:.4f}\n",
         flush=True,
@@ -137,68 +122,42 @@ def train(cluster: es.Cluster, options: argparse.Namespace) -> None:
     report = common.Report(
         seconds=".0f", steps=",d", examples=",d", examples_per_s=",.0f", rows_per_s=",.0f", train_loss=".4f", test_AUC=".4f"
     )
-    workers = common.Workers(options.workers, work, ",".join(cluster.endpoints), name, options)
-    began: Optional[float] = None
-    is_killed = not options.kill
-    steps = rows = since_steps = since_rows = 0
-    since_loss, line_at = 0.0, 0.0
-    while workers.running():
-        message = workers.message(0.2)
-        now = time.monotonic()
-        if message is not None:
-            if began is None:
-                # The time that processes take to start is not the training's.
-                began = line_at = now
-            since_steps, since_rows, since_loss = (a + b for a, b in zip((since_steps, since_rows, since_loss), message))
-        if began is None:
-            continue
-        if options.minutes is not None and now - began >= 60 * options.minutes:
-            workers.stop.set()
-        if not is_killed and now - began >= 30 * (options.minutes or 1):
-            print(f"  {kill_busiest(cluster)}", flush=True)
-            is_killed = True
-        if now - line_at >= options.every or (workers.stop.is_set() and not workers.running()):
-            steps, rows = steps + since_steps, rows + since_rows
-            examples = since_steps * options.batch
-            report.line(
-                seconds=now - began,
-                steps=steps,
-                examples=steps * options.batch,
-                examples_per_s=examples / (now - line_at),
-                rows_per_s=since_rows / (now - line_at),
-                train_loss=since_loss / examples if examples else None,
-                test_AUC=test_auc(model, test),
-            )
-            line_at, since_steps, since_rows, since_loss = now, 0, 0, 0.0
-    workers.end()
-    seconds = time.monotonic() - (began or time.monotonic())
-    while (message := workers.message(0.2)) is not None:
-        since_steps, since_rows = since_steps + message[0], since_rows + message[1]
-    steps, rows = steps + since_steps, rows + since_rows
-    final = test_auc(model, test)
+
+    def show(part: common.Interval) -> None:
+        examples = part.since.steps * options.batch
+        report.line(
+            seconds=part.at,
+            steps=part.total.steps,
+            examples=part.total.steps * options.batch,
+            examples_per_s=examples / part.seconds,
+            rows_per_s=part.since.rows / part.seconds,
+            train_loss=part.since.loss / examples if examples else None,
+            test_AUC=test_auc(model, test),
+        )
+
+    def progress(seconds: float, total: common.Told) -> float:
+        by_time = seconds / (60 * options.minutes) if options.minutes is not None else 0.0
+        by_steps = total.steps / max(options.steps * options.workers, 1) if options.steps is not None else 0.0
+        return max(by_time, by_steps)
+
+    with common.Workers(options.workers, work, ",".join(cluster.endpoints), options) as workers:
+        kill = (lambda: common.kill_busiest(cluster)) if options.kill else None
+        whole = common.follow(workers, options.every, show, progress, kill)
     print(
-        f"\n{steps * options.batch:,} examples in {seconds:.0f} s: {steps * options.batch / seconds:,.0f} examples/s, "
-        f"{rows / seconds:,.0f} rows/s pulled and pushed; test AUC {final:.4f} of {best:.4f}",
-        flush=True,
+        f"\n{whole.total.steps * options.batch:,} examples in {whole.at:.0f} s: "
+        f"{whole.total.steps * options.batch / whole.seconds:,.0f} examples/s, {whole.total.rows / whole.seconds:,.0f} rows/s "
+        f"pulled and pushed; test AUC {test_auc(model, test):.4f} of {best:.4f}"
     )
 
 
 def main() -> None:
     """See the head of this file."""
-    parser = common.arguments(__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=512, help="examples of one worker's step")
+    parser = common.arguments(__doc__, staleness=2)
+    parser.add_argument("--batch", type=int, default=512, help="examples of one worker's step (default 512)")
     parser.add_argument("--minutes", type=float, help="how long (default 2, unless --steps)")
-    parser.add_argument("--steps", type=int, help="steps of each worker")
-    parser.add_argument("--staleness", type=lambda text: None if text == "any" else int(text), default=2, metavar="N|any")
-    parser.add_argument("--prefetch", type=int, default=1, help="batches that are pulled ahead (0 with a staleness of 0)")
-    parser.add_argument("--test", type=int, default=20_000, help="test examples")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between lines")
-    parser.add_argument("--kill", action="store_true", help="kill the busiest server half-way (of a cluster started here)")
-    parser.add_argument("--name", help="of the tables and the job; a name used before goes on with its model")
-    options = parser.parse_args()
-    if options.kill and options.endpoints:
-        parser.error("--kill is for a cluster that is started here")
+    parser.add_argument("--prefetch", type=int, default=1, help="batches pulled ahead (default 1; none with a staleness of 0)")
+    parser.add_argument("--test", type=int, default=20_000, help="test examples (default 20000)")
+    options = common.parse(parser)
     if options.minutes is None and options.steps is None:
         options.minutes = 2.0
     if options.staleness == 0:
@@ -208,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

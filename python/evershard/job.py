@@ -16,11 +16,13 @@ Not here: who waits for whom (the servers).
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 import numpy as np
 
 from evershard.errors import InvalidArgument, UnknownJob
+from evershard.steps_in_flight import StepsInFlight
 from evershard.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -55,12 +57,16 @@ class Job:
         self._lease = lease
         self._aggregate = aggregate
 
-    def worker(self, rank: Optional[int] = None) -> "Worker":
+    def worker(self, rank: Optional[int] = None, *, steps_in_flight: int = 0) -> "Worker":
         """Takes a rank, as a new incarnation of its worker: whoever had it is fenced when this returns.
 
         Args:
             rank: 0 to ``workers - 1``; the number of ranks there are, to add one more. By default ``$RANK``, as
                 ``torchrun`` sets it.
+            steps_in_flight: how many steps may be ended, and their pushes and ticks not over, while the next is computed: so
+                many steps hide what holds these up (docs/jobs.md). They add to the job's staleness: at the beginning of its
+                step *c* the worker reads, from every other worker, at least the first *c - staleness - steps_in_flight*
+                steps, and as many of its own, but for the staleness. 0 in a job with a staleness of 0.
 
         Raises:
             JobAborted: a worker died, and the job was made to end then.
@@ -72,11 +78,13 @@ class Job:
             rank = int(given)
         if rank < 0:
             raise InvalidArgument(f"a rank is 0 or more, not {rank}")
+        if steps_in_flight < 0:
+            raise InvalidArgument(f"steps_in_flight is 0 or more, not {steps_in_flight}")
         native = self.cluster._connection()
         handle = native.join_job(
             self.name, rank, self.workers, self.staleness, self._on_dead_worker, self._lease, self._aggregate
         )
-        return Worker(self, handle)
+        return Worker(self, handle, 0 if self.staleness == 0 else steps_in_flight)
 
     def describe(self) -> Dict[str, Any]:
         """Everybody's state now.
@@ -104,23 +112,32 @@ class Worker:
     the others; a replacement goes on from the last tick.
     """
 
-    def __init__(self, job: Job, handle: "_evershard.WorkerHandle"):
+    def __init__(self, job: Job, handle: "_evershard.WorkerHandle", steps_in_flight: int = 0):
         #: The job.
         self.job = job
+        #: How many steps may be ended and not over; 0 in a job with a staleness of 0.
+        self.steps_in_flight = steps_in_flight
         #: Its rank.
         self.rank: int = handle.rank
         #: Its fencing epoch: of two that claim the rank, the higher one has it.
         self.epoch: int = handle.epoch
         self._handle = handle
+        self._steps: Optional[StepsInFlight] = None
+        if steps_in_flight > 0:
+            self._steps = StepsInFlight(handle, steps_in_flight)
+            # The thread does not know the worker, so that forgetting the worker ends it.
+            weakref.finalize(self, self._steps.stop).atexit = False
 
     @property
     def clock(self) -> int:
-        """Steps that the rank has done, by whichever incarnation."""
+        """Steps that the rank has done, by whichever incarnation; those in flight are waited for."""
+        self._drain()
         return self._handle.clock
 
     @property
     def cursor(self) -> bytes:
-        """What the rank's last tick said; empty before the first."""
+        """What the rank's last tick said; empty before the first. Steps in flight are waited for."""
+        self._drain()
         return self._handle.cursor
 
     def pull(self, table: Any, ids: Any = None, out: Optional[np.ndarray] = None) -> np.ndarray:
@@ -152,7 +169,9 @@ class Worker:
         self._push_many(items, False)
 
     def tick(self, cursor: bytes = b"") -> None:
-        """Ends the step, and returns when the job's staleness allows the next one.
+        """Ends the step, and returns when the job's staleness allows the next one. With steps in flight: when no more than those
+        are; it then raises what went wrong with an earlier step, and so does every later call. Take the rank again to go on, at
+        the cursor of the last step that is over.
 
         Args:
             cursor: at most 16 KiB; where a replacement would go on.
@@ -161,14 +180,22 @@ class Worker:
             Fenced, JobAborted: it is over for this worker.
             DeadlineExceeded: the cluster did not answer; the step may have ended, and the same call may be made again.
         """
-        self._handle.tick(bytes(cursor))
+        if self._steps is not None:
+            self._steps.tick(bytes(cursor))
+        else:
+            self._handle.tick(bytes(cursor))
 
     def barrier(self) -> None:
         """Waits until every worker has come to its barrier of the same number."""
+        self._drain()
         self._handle.barrier()
 
     def leave(self) -> None:
         """Its part is done: nobody waits for it any more."""
+        self._drain()
+        if self._steps is not None:
+            self._steps.stop()
+            self._steps.join()
         self._handle.leave()
 
     def __enter__(self) -> "Worker":
@@ -176,7 +203,10 @@ class Worker:
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         if kind is None:
-            self._handle.leave()
+            self.leave()
+            return
+        if self._steps is not None:
+            self._steps.abandon()
         else:
             self._handle.abandon()
 
@@ -188,7 +218,16 @@ class Worker:
         for group, lr in cluster._groups(cluster._connection(), items, None):
             if lr is not None:
                 raise InvalidArgument("a worker's pushes are at the table's own learning rate")
+            if self._steps is not None and not and_wait:
+                self._steps.push(group)
+                continue
+            self._drain()
             self._handle.push_many(group, and_wait)
+
+    def _drain(self) -> None:
+        """Waits for steps in flight."""
+        if self._steps is not None:
+            self._steps.drain()
 
 
 def _item(table: Any, ids: Any, grads: Any) -> tuple:

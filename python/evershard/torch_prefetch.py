@@ -16,7 +16,8 @@ batch is trained, pushed and ticked before the next one is asked for:
 * it has the pushes of this process for batches before *n - depth*, and may or may not have those for the ``depth`` batches
   since: without prefetching it has all of them (read-your-writes);
 * in a job whose staleness is *s*, it has of every other worker the first *n - depth - s* steps. :attr:`Prefetch.staleness` is
-  that sum. A training that shall never read further back than *t* steps has a job with a staleness of *t - depth*.
+  that sum. A training that shall never read further back than *t* steps has a job with a staleness of *t - depth*;
+* a worker with *f* steps in flight (:meth:`evershard.Job.worker`) makes it *f* steps more, of its own pushes too.
 
 Rows that nobody writes to are the same as without prefetching, and so is the model's output.
 
@@ -92,7 +93,7 @@ class Prefetch:
         #: How many steps a row may be behind other workers', the prefetching included; None: any number, or no job.
         self.staleness: Optional[int] = None
         if worker is not None and worker.job.staleness is not None:
-            self.staleness = worker.job.staleness + self.depth
+            self.staleness = worker.job.staleness + worker.steps_in_flight + self.depth
         self._source = _Source(group, iter(batches), inputs, self.depth > 0)
         self._feed: Optional[_Feed] = None
         if self.depth > 0:
