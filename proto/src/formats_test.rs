@@ -113,6 +113,10 @@ proptest! {
             if let Ok(body) = PushBody::parse_without_checksum(&bytes) {
                 walk(&body);
             }
+            let mut room = Vec::new();
+            if let Ok(body) = PushBody::parse_with_keys(&bytes, &mut room) {
+                walk(&body);
+            }
         });
     }
 

@@ -200,6 +200,8 @@ pub struct PushBody<'a> {
     pub version: u8,
     sections: u32,
     bytes: &'a [u8],
+    /// The keys of its ids, section by section, if there was room for them.
+    keys: Option<&'a [u64]>,
 }
 
 impl<'a> PushBody<'a> {
@@ -222,7 +224,19 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_without_checksum(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        Self::parse_with(bytes, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX)
+        Self::parse_with(bytes, (PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX), |_| {})
+    }
+
+    /// As [`PushBody::parse_without_checksum`]. The keys of ids are computed into `keys`, once for all who look at its sections:
+    /// room for a body's is room for the next one's.
+    ///
+    /// # Errors
+    /// [`PushBodyError`], naming what does not add up.
+    pub fn parse_with_keys(bytes: &'a [u8], keys: &'a mut Vec<u64>) -> Result<Self, PushBodyError> {
+        keys.clear();
+        let limits = (PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX);
+        let body = Self::parse_with(bytes, limits, |key| keys.push(key))?;
+        Ok(PushBody { keys: Some(keys), ..body })
     }
 
     /// The sums of a part of a step, inside a log entry that was checked already: as many tables as there may be.
@@ -230,7 +244,7 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_step(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        let body = Self::parse_with(bytes, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX)?;
+        let body = Self::parse_with(bytes, (STEP_BODY_BYTES_HARD_MAX, TABLES_MAX), |_| {})?;
         // Servers lay steps out, with keys: what entry a body with ids may be in, its own version says.
         if matches!(body.version, PUSH_VERSION_CLEAR | PUSH_VERSION_IDS) {
             return Err(PushBodyError::Unknown { kind: KIND_PUSH, version: body.version });
@@ -238,7 +252,11 @@ impl<'a> PushBody<'a> {
         Ok(body)
     }
 
-    fn parse_with(bytes: &'a [u8], bytes_max: usize, sections_max: usize) -> Result<Self, PushBodyError> {
+    fn parse_with(
+        bytes: &'a [u8],
+        (bytes_max, sections_max): (usize, usize),
+        mut take_key: impl FnMut(u64),
+    ) -> Result<Self, PushBodyError> {
         if bytes.len() > bytes_max {
             return Err(PushBodyError::TooLarge { what: "bytes", actual: bytes.len(), limit: bytes_max });
         }
@@ -276,6 +294,7 @@ impl<'a> PushBody<'a> {
             version: bytes[1],
             sections,
             bytes,
+            keys: None,
         };
         if body.version == PUSH_VERSION_CLEAR && sections != 1 {
             return Err(PushBodyError::Malformed { at: 32, what: "a table is cleared beside others" });
@@ -283,12 +302,16 @@ impl<'a> PushBody<'a> {
         let (mut at, mut rows) = (HEADER_BYTES, 0usize);
         for _ in 0..sections {
             let (section, next) = Section::find(bytes[1], bytes, at)?;
-            section.check().map_err(|what| PushBodyError::Malformed { at, what })?;
             rows = rows.saturating_add(section.count());
+            if rows > bytes_max / KEY_BYTES {
+                return Err(PushBodyError::TooLarge {
+                    what: "rows",
+                    actual: rows,
+                    limit: bytes_max / KEY_BYTES,
+                });
+            }
+            section.check(&mut take_key).map_err(|what| PushBodyError::Malformed { at, what })?;
             at = next;
-        }
-        if rows > bytes_max / KEY_BYTES {
-            return Err(PushBodyError::TooLarge { what: "rows", actual: rows, limit: bytes_max / KEY_BYTES });
         }
         if at != bytes.len() {
             return Err(PushBodyError::Malformed { at, what: "bytes after the last section" });
@@ -298,12 +321,15 @@ impl<'a> PushBody<'a> {
 
     /// The sections, in order.
     pub fn sections(&self) -> impl Iterator<Item = Section<'a>> + use<'a> {
-        let bytes = self.bytes;
+        let (bytes, mut keys) = (self.bytes, self.keys);
         let mut at = HEADER_BYTES;
         (0..self.sections).filter_map(move |_| {
             let (section, next) = Section::find(bytes[1], bytes, at).ok()?;
             at = next;
-            Some(section)
+            match &mut keys {
+                Some(keys) => section.with_keys(keys),
+                None => Some(section),
+            }
         })
     }
 }
@@ -426,6 +452,14 @@ mod tests {
         assert_eq!(sections[2].keys().collect::<Vec<_>>(), keys(6, &[u64::MAX - 1, u64::MAX]));
         assert_eq!((sections[2].keys().len(), sections[2].occurrences(0)), (2, 3));
         assert_eq!((sections[2].lr, sections[2].row(1)), (Some(0.5), &[8; 6][..]));
+        let mut room = vec![1, 2, 3];
+        let known = PushBody::parse_with_keys(&bytes, &mut room).expect("a body of our own");
+        for (section, known) in sections.iter().zip(known.sections()) {
+            assert_eq!(section.keys().collect::<Vec<_>>(), known.keys().collect::<Vec<_>>());
+            assert_eq!((section.has_ids(), section.payload()), (known.has_ids(), known.payload()));
+            assert_eq!((known.keys().len(), known.count()), (section.count(), section.count()));
+        }
+        assert_eq!((known.sections().count(), room.len()), (3, 5), "keys of ids only");
         assert!(PushBody::parse_step(&bytes).is_err(), "servers lay steps out with keys");
         let again = renumbered(&bytes, 10, 12);
         let again = PushBody::parse(&again).expect("still one");

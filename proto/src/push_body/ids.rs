@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - ids ascend strictly, and a varint has no byte that it could do without: a list of ids has one code only;
-//! - bytes that [`check`] accepts decode to exactly as many ids as it was asked for;
+//! - bytes that [`read`] accepts decode to exactly as many ids as it was asked for;
 //! - decoding takes no memory.
 //!
 //! Not here: when a client codes its ids (the client), what a key is (`key.rs`).
@@ -39,11 +39,12 @@ pub(super) fn code(ids: &[u64], place: &mut [u8]) {
     }
 }
 
-/// Whether bytes are the code of exactly `count` ids.
+/// Gives the ids that bytes are the code of, exactly `count` of them.
 ///
 /// # Errors
-/// What is wrong with them.
-pub(super) fn check(bytes: &[u8], count: usize) -> Result<(), &'static str> {
+/// What is wrong with them; ids before it are given.
+#[inline]
+pub(super) fn read(bytes: &[u8], count: usize, mut take: impl FnMut(u64)) -> Result<(), &'static str> {
     let (mut rest, mut before) = (bytes, None);
     for _ in 0..count {
         let (number, behind) = split_varint(rest).ok_or("an id cut short, or longer than it needs to be")?;
@@ -52,6 +53,7 @@ pub(super) fn check(bytes: &[u8], count: usize) -> Result<(), &'static str> {
             Some(before) if number > 0 => number.checked_add(before).ok_or("an id beyond the last one")?,
             Some(_) => return Err("an id twice"),
         };
+        take(id);
         (rest, before) = (behind, Some(id));
     }
     if rest.is_empty() { Ok(()) } else { Err("bytes after the last id") }
@@ -142,6 +144,10 @@ mod tests {
         bytes
     }
 
+    fn check(bytes: &[u8], count: usize) -> Result<(), &'static str> {
+        read(bytes, count, |_| {})
+    }
+
     /// Gaps of every length, from neighbours to the ends of the range.
     fn ascending() -> impl Strategy<Value = Vec<u64>> {
         let id = (any::<u64>(), 0..64_u32).prop_map(|(id, shift)| id >> shift);
@@ -158,7 +164,9 @@ mod tests {
         #[test]
         fn ascending_ids_come_back_and_no_other_number_of_them(ids in ascending()) {
             let bytes = coded(&ids);
-            prop_assert_eq!(check(&bytes, ids.len()), Ok(()));
+            let mut given = Vec::new();
+            prop_assert_eq!(read(&bytes, ids.len(), |id| given.push(id)), Ok(()));
+            prop_assert_eq!(&given, &ids);
             prop_assert_eq!(Ids::new(&bytes).collect::<Vec<_>>(), ids.clone());
             prop_assert!(check(&bytes, ids.len() + 1).is_err());
             prop_assert!(ids.is_empty() || check(&bytes, ids.len() - 1).is_err());

@@ -41,6 +41,8 @@ enum Names<'a> {
     Keys(&'a [u8]),
     /// Ids as differences.
     Ids(&'a [u8]),
+    /// The keys of ids, computed before.
+    KeysOfIds(&'a [u64]),
 }
 
 /// The keys of a section, in the order of its rows.
@@ -55,6 +57,7 @@ pub struct Keys<'a> {
 enum NamesLeft<'a> {
     Keys(std::slice::ChunksExact<'a, u8>),
     Ids(Ids<'a>),
+    KeysOfIds(std::slice::Iter<'a, u64>),
 }
 
 impl Iterator for Keys<'_> {
@@ -65,6 +68,7 @@ impl Iterator for Keys<'_> {
         let key = match &mut self.names {
             NamesLeft::Keys(keys) => le_u64(keys.next()?, 0),
             NamesLeft::Ids(ids) => key_of(self.table, ids.next()?),
+            NamesLeft::KeysOfIds(keys) => *keys.next()?,
         };
         self.left -= 1;
         Some(key)
@@ -84,12 +88,13 @@ impl<'a> Section<'a> {
         self.count
     }
 
-    /// The keys, in order. Those of ids are computed: whoever needs one of them again keeps it.
+    /// The keys, in order. Those of ids are computed each time, unless the body was parsed with room for them.
     #[must_use]
     pub fn keys(&self) -> Keys<'a> {
         let names = match self.names {
             Names::Keys(bytes) => NamesLeft::Keys(bytes.chunks_exact(8)),
             Names::Ids(bytes) => NamesLeft::Ids(Ids::new(bytes)),
+            Names::KeysOfIds(keys) => NamesLeft::KeysOfIds(keys.iter()),
         };
         Keys { table: self.table, left: self.count, names }
     }
@@ -97,7 +102,17 @@ impl<'a> Section<'a> {
     /// Whether it has ids in the place of keys.
     #[must_use]
     pub fn has_ids(&self) -> bool {
-        matches!(self.names, Names::Ids(_))
+        matches!(self.names, Names::Ids(_) | Names::KeysOfIds(_))
+    }
+
+    /// The same with the keys of its ids, as they were computed; `None` without enough of them.
+    pub(super) fn with_keys(self, keys: &mut &'a [u64]) -> Option<Self> {
+        if !self.has_ids() {
+            return Some(self);
+        }
+        let (own, rest) = keys.split_at_checked(self.count)?;
+        *keys = rest;
+        Some(Section { names: Names::KeysOfIds(own), ..self })
     }
 
     /// Whether it says how often each key came.
@@ -177,10 +192,10 @@ impl<'a> Section<'a> {
         Ok((section, at + end))
     }
 
-    /// Looks at what [`Section::find`] does not.
-    pub(super) fn check(&self) -> Result<(), &'static str> {
+    /// Looks at what [`Section::find`] does not; gives the keys of ids.
+    pub(super) fn check(&self, mut take_key: impl FnMut(u64)) -> Result<(), &'static str> {
         if let Names::Ids(bytes) = self.names {
-            ids::check(bytes, self.count)?;
+            ids::read(bytes, self.count, |id| take_key(key_of(self.table, id)))?;
         }
         if self.occurrences.chunks_exact(4).any(|raw| raw == [0; 4]) {
             return Err("a key that never came");
