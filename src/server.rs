@@ -86,7 +86,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
     let tasks = TaskTracker::new();
     let http = tasks.spawn(http.serve(doors_stop.clone()));
     // The lanes open before the replicas start, so that peers find them as soon as they are there.
-    let sessions = node.clone();
+    let known = node.clone();
     let parameter = ParameterDoor::new(
         (node.replicas.clone(), node.freshness.clone()),
         node.push_gate.clone(),
@@ -94,7 +94,7 @@ pub async fn run(config: ServerConfig, stop: CancellationToken) -> Result<(), Se
         tasks.clone(),
         doors_stop.clone(),
         bounds,
-        (Arc::new(move || sessions.meta_state().next_session), node.recovery.clone()),
+        (Arc::new(move || known.meta_state()), node.recovery.clone()),
     );
     let grpc = tasks.spawn(serve_doors(node.clone(), parameter, listener, doors_stop.clone()));
     node.ask_for_recoveries().await;

@@ -224,6 +224,7 @@ async fn a_wiped_node_does_not_begin_the_cluster_anew() {
         nodes: nodes.into_iter().map(|n| NodeAddress { id: n.id, address: n.address }).collect(),
         shards: 2,
         replicas: 3,
+        cluster_version: None,
     };
     let refused = eventually("init is refused", || async {
         match run.cluster.admin(VICTIM).init_cluster(request.clone()).await {

@@ -104,6 +104,7 @@ async fn a_survivor_refuses_to_be_overwritten_or_to_be_a_majority() {
         nodes: nodes.into_iter().map(|n| NodeAddress { id: n.id, address: n.address }).collect(),
         shards: 2,
         replicas: 3,
+        cluster_version: None,
     };
     for id in [1, 2, 3] {
         let refused = eventually("init is refused", || async {

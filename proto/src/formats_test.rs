@@ -12,6 +12,7 @@ mod samples;
 use samples::*;
 
 use crate::encoding::decode_row;
+use crate::key::key_of;
 use crate::push_body::{Encoding, Operation, PushBody, PushBodyBuilder};
 use crate::shard_command::{EvictedRow, ShardCommand};
 use crate::v1;
@@ -43,7 +44,15 @@ fn push_body() -> impl Strategy<Value = Vec<u8>> {
                 return builder.finish(session, seq, clock).to_vec();
             }
             for (table, operation, encoding, dim, lr, keys) in sections {
-                if operation == Operation::Gradient && table % 2 == 0 {
+                if table % 3 == 0 {
+                    // Neighbours, and whatever is far from them.
+                    let ids = keys.iter().flat_map(|id| [*id, id.saturating_add(1), *id >> (id % 64)]);
+                    let ids: Vec<u64> = ids.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+                    let is_counted = operation == Operation::Gradient && table % 2 == 0;
+                    let came: Vec<u32> = ids.iter().map(|id| (*id as u32).max(1)).collect();
+                    let came = if is_counted { &came[..] } else { &[] };
+                    builder.id_section(table, (operation, encoding), (dim, lr), &ids, came).fill(7);
+                } else if operation == Operation::Gradient && table % 2 == 0 {
                     let came: Vec<u32> = keys.iter().map(|key| (*key as u32).max(1)).collect();
                     builder.counted_section(table, encoding, dim, lr, &keys, &came).fill(7);
                 } else {
@@ -85,7 +94,6 @@ fn walk(body: &PushBody<'_>) {
     for section in body.sections() {
         assert_eq!(section.keys().count(), section.count());
         for row in 0..section.count() {
-            let _ = section.key(row);
             assert!(section.occurrences(row) > 0);
             if section.operation.has_values() {
                 let _ = section.row(row);
@@ -103,6 +111,10 @@ proptest! {
             }
             // As apply reads it, whatever the checksum says.
             if let Ok(body) = PushBody::parse_without_checksum(&bytes) {
+                walk(&body);
+            }
+            let mut room = Vec::new();
+            if let Ok(body) = PushBody::parse_with_keys(&bytes, &mut room) {
                 walk(&body);
             }
         });
@@ -231,6 +243,26 @@ fn version_4_of_a_push_body_stays_as_it_is() {
     let section = body.sections().next().expect("one section");
     assert_eq!((body.version, section.occurrences(0), section.occurrences(1)), (4, 3, 1));
     assert_eq!(section.row(1), &[0x00, 0x00, 0x00, 0xc0]);
+}
+
+#[test]
+fn version_5_of_a_push_body_stays_as_it_is() {
+    let mut builder = PushBodyBuilder::new(0);
+    let ids = [0, 1, 300, u64::MAX];
+    builder
+        .id_section(3, (Operation::Gradient, Encoding::Bf16), (1, None), &ids, &[3, 1, 1, 2])
+        .copy_from_slice(&[0x80, 0x3f, 0x00, 0xc0, 0x80, 0x3f, 0x00, 0xc0]);
+    builder.id_section(4, (Operation::Remove, Encoding::F32), (2, Some(0.5)), &[7], &[]);
+    builder.section(5, Operation::Set, Encoding::F32, 1, None, &[10]).copy_from_slice(&[1, 2, 3, 4]);
+    let bytes = golden(CRATE, "push-body-5.bin", &builder.finish(7, 9, 11));
+    let body = PushBody::parse(&bytes).expect("of version 5");
+    assert_eq!((body.version, body.session, body.seq, body.clock), (5, 7, 9, 11));
+    let sections: Vec<_> = body.sections().collect();
+    let keys = ids.map(|id| key_of(3, id));
+    assert_eq!(sections[0].keys().collect::<Vec<_>>(), keys);
+    assert_eq!((sections[0].row(1), sections[0].occurrences(3)), (&[0x00, 0xc0][..], 2));
+    assert_eq!(sections[1].keys().collect::<Vec<_>>(), [key_of(4, 7)]);
+    assert_eq!((sections[2].keys().collect::<Vec<_>>(), sections[2].row(0)), (vec![10], &[1, 2, 3, 4][..]));
 }
 
 #[test]

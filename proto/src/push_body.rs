@@ -2,11 +2,11 @@
 //! same bytes are validated at the door, logged, replicated and applied.
 //!
 //! ```text
-//! header, 40 bytes     kind u8 = 1 | version u8 = 1, 2, 3 or 4 | flags u16 = 0 | crc32 u32 of all that follows
+//! header, 40 bytes     kind u8 = 1 | version u8 = 1, 2, 3, 4 or 5 | flags u16 = 0 | crc32 u32 of all that follows
 //!                      session u64 | seq u64 | clock u64 | sections u32 | reserved u32 = 0
-//! section, 24 bytes    table u32 | operation u8 | encoding u8 | flags u16 | dim u32 | count u32 | lr f32 | reserved u32
-//!   keys               count x u64
-//!   occurrences        count x u32, none of them 0: how often each key came (flag 1 of version 4)
+//! section, 24 bytes    table u32 | operation u8 | encoding u8 | flags u16 | dim u32 | count u32 | lr f32 | bytes of ids u32
+//!   keys               count x u64; or, with flag 2 of version 5, ids in ascending order as differences: see `ids.rs`
+//!   occurrences        count x u32, none of them 0: how often each key came (flag 1 of versions 4 and 5)
 //!   payload            count rows, see [`Encoding`]
 //! ```
 //!
@@ -19,24 +19,34 @@
 //! Version 4 says that some section of gradients has occurrences: its client summed rows of a key before it sent them, and the
 //! table counts them. Without them each row of a section is one occurrence of its key.
 //!
+//! Version 5 says that some section may have ids: sorted, their differences take a byte or three where keys, which are mixed, take
+//! eight. Its number of sections has the highest bit set. The keys of ids are computed whenever they are read. A section without
+//! ids has 0 bytes of them; earlier versions do not look at that number, which is 0 as well.
+//!
 //! The checksum does not cover the version: one flipped bit makes no body of another version that parses. 4 is more than one
-//! bit away from the others, and 3 holds what no other may.
+//! bit away from 1, 2 and 3, and 3 holds what no other may. 5 is one bit away from 1 and 4, and has more sections than those may
+//! have, by the bit that it must have there.
 //!
-//! Invariant: [`PushBody::parse`] succeeds only when every length adds up to exactly the bytes there are; it never
-//! takes memory by a declared length.
+//! Invariants:
+//! - [`PushBody::parse`] succeeds only when every length adds up to exactly the bytes there are; it never takes memory by a
+//!   declared length;
+//! - a body has no more rows than there would be room for with their keys, however short its ids are: what a row takes of a
+//!   server is bounded as before.
 //!
-//! `builder.rs` lays bodies out; this file reads them.
+//! `builder.rs` lays bodies out; this file and `section.rs` read them.
 //!
 //! Not here: what a gradient means, whether a table exists, whether floats are finite.
 
 mod builder;
+mod ids;
+mod section;
 
-use crate::limits::{
-    DIM_MAX, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX,
-};
+use crate::limits::{PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX};
 use crate::v1;
 
 pub use builder::{PushBodyBuilder, renumbered};
+pub use ids::coded_bytes;
+pub use section::{Keys, Section};
 
 /// First byte of every push body.
 pub const KIND_PUSH: u8 = 1;
@@ -48,6 +58,11 @@ pub const PUSH_VERSION_ENCODED: u8 = 2;
 pub const PUSH_VERSION_CLEAR: u8 = 3;
 /// The layout above, any encoding, with occurrences.
 pub const PUSH_VERSION_COUNTED: u8 = 4;
+/// The layout above, any encoding, with or without occurrences, with ids.
+pub const PUSH_VERSION_IDS: u8 = 5;
+/// The cluster version from which on a client may send bodies of version 5: every node's build knows them.
+pub const CLUSTER_VERSION_IDS: u32 = 2;
+
 /// Whether it matters to a table how often an id comes in a push: then a client that sums rows says so, and to no other table.
 #[must_use]
 pub fn counts_occurrences(definition: &v1::TableDefinition) -> bool {
@@ -57,10 +72,16 @@ pub fn counts_occurrences(definition: &v1::TableDefinition) -> bool {
 
 /// Of a section: it has occurrences.
 const FLAG_COUNTED: u16 = 1;
+/// Of a section: it has ids in the place of keys.
+const FLAG_IDS: u16 = 2;
+/// In the number of sections: of version 5. More than any other version may have.
+const SECTIONS_OF_IDS: u32 = 1 << 31;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 40;
 /// Bytes of a section's head.
 pub const SECTION_BYTES: usize = 24;
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 8;
 
 /// What a section does to its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,69 +187,6 @@ pub enum PushBodyError {
     },
 }
 
-/// One table's rows in a push body, borrowed from it.
-#[derive(Debug, Clone, Copy)]
-pub struct Section<'a> {
-    /// The table's permanent number.
-    pub table: u32,
-    /// What to do.
-    pub operation: Operation,
-    /// How the payload is encoded.
-    pub encoding: Encoding,
-    /// Values a row, as the client believes.
-    pub dim: u32,
-    /// Learning rate for this push only.
-    pub lr: Option<f32>,
-    keys: &'a [u8],
-    /// Empty when each row is one.
-    occurrences: &'a [u8],
-    payload: &'a [u8],
-}
-
-impl<'a> Section<'a> {
-    /// Rows in the section.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.keys.len() / 8
-    }
-
-    /// The `row`-th key.
-    #[must_use]
-    pub fn key(&self, row: usize) -> u64 {
-        le_u64(self.keys, row * 8)
-    }
-
-    /// The keys, in order.
-    pub fn keys(&self) -> impl ExactSizeIterator<Item = u64> + 'a {
-        self.keys.chunks_exact(8).map(|k| le_u64(k, 0))
-    }
-
-    /// Whether it says how often each key came.
-    #[must_use]
-    pub fn is_counted(&self) -> bool {
-        !self.occurrences.is_empty()
-    }
-
-    /// How often the `row`-th key came, as far as this row stands for it.
-    #[must_use]
-    pub fn occurrences(&self, row: usize) -> u32 {
-        if self.occurrences.is_empty() { 1 } else { le_u32(self.occurrences, row * 4) }
-    }
-
-    /// All payload bytes: `count x encoding.row_bytes(dim)`.
-    #[must_use]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
-    }
-
-    /// Payload bytes of the `row`-th row.
-    #[must_use]
-    pub fn row(&self, row: usize) -> &'a [u8] {
-        let width = self.encoding.row_bytes(self.dim as usize);
-        &self.payload[row * width..(row + 1) * width]
-    }
-}
-
 /// A checked view of a push body.
 #[derive(Debug, Clone, Copy)]
 pub struct PushBody<'a> {
@@ -242,6 +200,8 @@ pub struct PushBody<'a> {
     pub version: u8,
     sections: u32,
     bytes: &'a [u8],
+    /// The keys of its ids, section by section, if there was room for them.
+    keys: Option<&'a [u64]>,
 }
 
 impl<'a> PushBody<'a> {
@@ -264,7 +224,19 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_without_checksum(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        Self::parse_with(bytes, PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX)
+        Self::parse_with(bytes, (PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX), |_| {})
+    }
+
+    /// As [`PushBody::parse_without_checksum`]. The keys of ids are computed into `keys`, once for all who look at its sections:
+    /// room for a body's is room for the next one's.
+    ///
+    /// # Errors
+    /// [`PushBodyError`], naming what does not add up.
+    pub fn parse_with_keys(bytes: &'a [u8], keys: &'a mut Vec<u64>) -> Result<Self, PushBodyError> {
+        keys.clear();
+        let limits = (PUSH_BODY_BYTES_HARD_MAX, PUSH_TABLES_MAX);
+        let body = Self::parse_with(bytes, limits, |key| keys.push(key))?;
+        Ok(PushBody { keys: Some(keys), ..body })
     }
 
     /// The sums of a part of a step, inside a log entry that was checked already: as many tables as there may be.
@@ -272,14 +244,19 @@ impl<'a> PushBody<'a> {
     /// # Errors
     /// [`PushBodyError`], naming what does not add up.
     pub fn parse_step(bytes: &'a [u8]) -> Result<Self, PushBodyError> {
-        let body = Self::parse_with(bytes, STEP_BODY_BYTES_HARD_MAX, TABLES_MAX)?;
-        if body.version == PUSH_VERSION_CLEAR {
+        let body = Self::parse_with(bytes, (STEP_BODY_BYTES_HARD_MAX, TABLES_MAX), |_| {})?;
+        // Servers lay steps out, with keys: what entry a body with ids may be in, its own version says.
+        if matches!(body.version, PUSH_VERSION_CLEAR | PUSH_VERSION_IDS) {
             return Err(PushBodyError::Unknown { kind: KIND_PUSH, version: body.version });
         }
         Ok(body)
     }
 
-    fn parse_with(bytes: &'a [u8], bytes_max: usize, sections_max: usize) -> Result<Self, PushBodyError> {
+    fn parse_with(
+        bytes: &'a [u8],
+        (bytes_max, sections_max): (usize, usize),
+        mut take_key: impl FnMut(u64),
+    ) -> Result<Self, PushBodyError> {
         if bytes.len() > bytes_max {
             return Err(PushBodyError::TooLarge { what: "bytes", actual: bytes.len(), limit: bytes_max });
         }
@@ -288,12 +265,21 @@ impl<'a> PushBody<'a> {
         }
         let is_known = matches!(
             bytes[1],
-            PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR | PUSH_VERSION_COUNTED
+            PUSH_VERSION
+                | PUSH_VERSION_ENCODED
+                | PUSH_VERSION_CLEAR
+                | PUSH_VERSION_COUNTED
+                | PUSH_VERSION_IDS
         );
         if bytes[0] != KIND_PUSH || !is_known {
             return Err(PushBodyError::Unknown { kind: bytes[0], version: bytes[1] });
         }
-        let sections = le_u32(bytes, 32);
+        let mut sections = le_u32(bytes, 32);
+        if bytes[1] == PUSH_VERSION_IDS {
+            let without = sections.checked_sub(SECTIONS_OF_IDS);
+            sections =
+                without.ok_or(PushBodyError::Malformed { at: 32, what: "not marked as one with ids" })?;
+        }
         if sections as usize > sections_max {
             return Err(PushBodyError::TooLarge {
                 what: "sections",
@@ -308,13 +294,24 @@ impl<'a> PushBody<'a> {
             version: bytes[1],
             sections,
             bytes,
+            keys: None,
         };
         if body.version == PUSH_VERSION_CLEAR && sections != 1 {
             return Err(PushBodyError::Malformed { at: 32, what: "a table is cleared beside others" });
         }
-        let mut at = HEADER_BYTES;
+        let (mut at, mut rows) = (HEADER_BYTES, 0usize);
         for _ in 0..sections {
-            at = parse_section(bytes[1], bytes, at)?.1;
+            let (section, next) = Section::find(bytes[1], bytes, at)?;
+            rows = rows.saturating_add(section.count());
+            if rows > bytes_max / KEY_BYTES {
+                return Err(PushBodyError::TooLarge {
+                    what: "rows",
+                    actual: rows,
+                    limit: bytes_max / KEY_BYTES,
+                });
+            }
+            section.check(&mut take_key).map_err(|what| PushBodyError::Malformed { at, what })?;
+            at = next;
         }
         if at != bytes.len() {
             return Err(PushBodyError::Malformed { at, what: "bytes after the last section" });
@@ -324,74 +321,17 @@ impl<'a> PushBody<'a> {
 
     /// The sections, in order.
     pub fn sections(&self) -> impl Iterator<Item = Section<'a>> + use<'a> {
-        let bytes = self.bytes;
+        let (bytes, mut keys) = (self.bytes, self.keys);
         let mut at = HEADER_BYTES;
         (0..self.sections).filter_map(move |_| {
-            let (section, next) = parse_section(bytes[1], bytes, at).ok()?;
+            let (section, next) = Section::find(bytes[1], bytes, at).ok()?;
             at = next;
-            Some(section)
+            match &mut keys {
+                Some(keys) => section.with_keys(keys),
+                None => Some(section),
+            }
         })
     }
-}
-
-fn parse_section(version: u8, bytes: &[u8], at: usize) -> Result<(Section<'_>, usize), PushBodyError> {
-    let malformed = |what| PushBodyError::Malformed { at, what };
-    let rest = bytes.get(at..).ok_or_else(|| malformed("section past the end"))?;
-    if rest.len() < SECTION_BYTES {
-        return Err(malformed("section head cut short"));
-    }
-    let operation = match rest[4] {
-        0 => Operation::Gradient,
-        1 => Operation::Set,
-        2 => Operation::Add,
-        3 => Operation::Remove,
-        4 if bytes[1] == PUSH_VERSION_CLEAR => Operation::Clear,
-        _ => return Err(malformed("unknown operation")),
-    };
-    let encoding = match rest[5] {
-        0 => Encoding::F32,
-        1 => Encoding::Bf16,
-        2 => Encoding::F16,
-        3 => Encoding::Int8,
-        _ => return Err(malformed("unknown encoding")),
-    };
-    if bytes[1] == PUSH_VERSION_CLEAR && (operation != Operation::Clear || le_u32(rest, 12) > 0) {
-        return Err(malformed("rows in a body that clears a table"));
-    }
-    let dim = le_u32(rest, 8);
-    if dim > DIM_MAX {
-        return Err(PushBodyError::TooLarge { what: "dim", actual: dim as usize, limit: DIM_MAX as usize });
-    }
-    let count = le_u32(rest, 12) as usize;
-    let lr = f32::from_bits(le_u32(rest, 16));
-    let key_bytes = count.checked_mul(8).ok_or_else(|| malformed("count overflows"))?;
-    let row_bytes = if operation.has_values() { encoding.row_bytes(dim as usize) } else { 0 };
-    let payload_bytes = count.checked_mul(row_bytes).ok_or_else(|| malformed("count overflows"))?;
-    let keys_end = SECTION_BYTES + key_bytes;
-    let keys = rest.get(SECTION_BYTES..keys_end).ok_or_else(|| malformed("keys cut short"))?;
-    let flags = if version >= PUSH_VERSION_COUNTED { u16::from_le_bytes([rest[6], rest[7]]) } else { 0 };
-    if flags & !FLAG_COUNTED != 0 || (flags != 0 && operation != Operation::Gradient) {
-        return Err(malformed("flags that mean nothing"));
-    }
-    // Cannot overflow: less than the keys, which are there.
-    let counted_end = keys_end + if flags == FLAG_COUNTED { count * 4 } else { 0 };
-    let occurrences = rest.get(keys_end..counted_end).ok_or_else(|| malformed("occurrences cut short"))?;
-    if occurrences.chunks_exact(4).any(|raw| raw == [0; 4]) {
-        return Err(malformed("a key that never came"));
-    }
-    let payload_end = counted_end.checked_add(payload_bytes).ok_or_else(|| malformed("count overflows"))?;
-    let payload = rest.get(counted_end..payload_end).ok_or_else(|| malformed("payload cut short"))?;
-    let section = Section {
-        table: le_u32(rest, 0),
-        operation,
-        encoding,
-        dim,
-        lr: if lr.is_nan() { None } else { Some(lr) },
-        keys,
-        occurrences,
-        payload,
-    };
-    Ok((section, at + payload_end))
 }
 
 fn le_u32(bytes: &[u8], at: usize) -> u32 {
@@ -418,6 +358,7 @@ pub fn checksum_of(body: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::key_of;
     use bytes::Bytes;
     use proptest::prelude::*;
 
@@ -487,6 +428,92 @@ mod tests {
         }
     }
 
+    /// A plain section, one with ids, and one with ids that are counted.
+    fn with_ids() -> Bytes {
+        let mut builder = PushBodyBuilder::new(0);
+        builder.section(4, Operation::Remove, Encoding::F32, 2, Some(0.5), &[9]);
+        builder.id_section(5, (Operation::Set, Encoding::F32), (1, None), &[0, 200, u64::MAX], &[]).fill(7);
+        let gradients = (Operation::Gradient, Encoding::Int8);
+        builder.id_section(6, gradients, (2, Some(0.5)), &[u64::MAX - 1, u64::MAX], &[3, 1]).fill(8);
+        builder.finish(7, 9, 11)
+    }
+
+    #[test]
+    fn ids_travel_and_make_it_version_5() {
+        let bytes = with_ids();
+        let body = PushBody::parse(&bytes).expect("a body of our own");
+        assert_eq!((body.version, body.session, body.seq, body.clock), (PUSH_VERSION_IDS, 7, 9, 11));
+        let sections: Vec<_> = body.sections().collect();
+        assert_eq!(sections.iter().map(Section::has_ids).collect::<Vec<_>>(), [false, true, true]);
+        assert_eq!(sections[0].keys().collect::<Vec<_>>(), [9], "a plain section has its keys as they are");
+        let keys = |table, ids: &[u64]| ids.iter().map(|id| key_of(table, *id)).collect::<Vec<_>>();
+        assert_eq!(sections[1].keys().collect::<Vec<_>>(), keys(5, &[0, 200, u64::MAX]));
+        assert_eq!((sections[1].operation, sections[1].row(2)), (Operation::Set, &[7; 4][..]));
+        assert_eq!(sections[2].keys().collect::<Vec<_>>(), keys(6, &[u64::MAX - 1, u64::MAX]));
+        assert_eq!((sections[2].keys().len(), sections[2].occurrences(0)), (2, 3));
+        assert_eq!((sections[2].lr, sections[2].row(1)), (Some(0.5), &[8; 6][..]));
+        let mut room = vec![1, 2, 3];
+        let known = PushBody::parse_with_keys(&bytes, &mut room).expect("a body of our own");
+        for (section, known) in sections.iter().zip(known.sections()) {
+            assert_eq!(section.keys().collect::<Vec<_>>(), known.keys().collect::<Vec<_>>());
+            assert_eq!((section.has_ids(), section.payload()), (known.has_ids(), known.payload()));
+            assert_eq!((known.keys().len(), known.count()), (section.count(), section.count()));
+        }
+        assert_eq!((known.sections().count(), room.len()), (3, 5), "keys of ids only");
+        assert!(PushBody::parse_step(&bytes).is_err(), "servers lay steps out with keys");
+        let again = renumbered(&bytes, 10, 12);
+        let again = PushBody::parse(&again).expect("still one");
+        assert_eq!((again.version, again.seq, again.clock, again.sections().count()), (5, 10, 12, 3));
+    }
+
+    #[test]
+    fn malformed_ids_are_refused() {
+        let bytes = with_ids();
+        // Behind the plain section: its head, and its ids 0, 200 and what is left to the end: 1 + 2 + 10 bytes.
+        let (head, ids) = (HEADER_BYTES + SECTION_BYTES + 8, HEADER_BYTES + SECTION_BYTES * 2 + 8);
+        assert_eq!(bytes[head + 20], 13);
+        let plain = HEADER_BYTES;
+        for (at, value, what) in [
+            (ids + 2, 0, "a varint that is not the shortest"),
+            (ids + 1, 0, "an id twice"),
+            (ids + 12, 2, "an id beyond the last one"),
+            (ids, 1, "an id beyond the last one, by a sum"),
+            (head + 20, 12, "fewer bytes of ids"),
+            (head + 20, 14, "more bytes of ids"),
+            (head + 12, 2, "fewer rows"),
+            (head + 12, 4, "more rows"),
+            (head + 12, 255, "many more rows"),
+            (head + 6, 0, "ids without their flag"),
+            (head + 6, 3, "occurrences of what is set"),
+            (head + 6, 6, "a flag of another version"),
+            (plain + 20, 1, "bytes of ids of a section that has none"),
+            (35, 0, "no mark"),
+            (1, PUSH_VERSION_COUNTED, "another version"),
+        ] {
+            let mut bad = bytes.to_vec();
+            assert_ne!(bad[at], value, "{what}");
+            bad[at] = value;
+            assert!(PushBody::parse_without_checksum(&bad).is_err(), "{what}");
+        }
+        let mut older = sample().to_vec();
+        older[1] = PUSH_VERSION_IDS;
+        assert!(matches!(PushBody::parse(&older), Err(PushBodyError::Malformed { at: 32, .. })));
+    }
+
+    #[test]
+    fn short_ids_make_no_room_for_more_rows() {
+        let remove = |rows: usize| {
+            let ids: Vec<u64> = (0..rows as u64).collect();
+            let mut builder = PushBodyBuilder::new(0);
+            builder.id_section(5, (Operation::Remove, Encoding::F32), (0, None), &ids, &[]);
+            builder.finish(1, 1, 0)
+        };
+        let most = PUSH_BODY_BYTES_HARD_MAX / KEY_BYTES;
+        assert_eq!(PushBody::parse(&remove(most)).map(|body| body.version), Ok(PUSH_VERSION_IDS));
+        let refused = PushBody::parse(&remove(most + 1)).expect_err("refused");
+        assert!(matches!(refused, PushBodyError::TooLarge { what: "rows", .. }), "{refused}");
+    }
+
     #[test]
     fn golden_bytes_never_change() {
         let bytes = sample();
@@ -509,6 +536,39 @@ mod tests {
         }
 
         #[test]
+        fn any_flipped_bit_of_a_body_with_ids_is_noticed(bit in any::<proptest::sample::Index>()) {
+            let mut bytes = with_ids().to_vec();
+            let bit = bit.index(bytes.len() * 8);
+            prop_assume!(!(16..32).contains(&bit));
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(PushBody::parse(&bytes).is_err());
+        }
+
+        #[test]
+        fn any_ascending_ids_round_trip(
+            ids in proptest::collection::btree_set((any::<u64>(), 0..64_u32).prop_map(|(id, shift)| id >> shift), 0..80),
+            ends: (bool, bool), counted: bool, table: u32
+        ) {
+            let ids: Vec<u64> = ids.into_iter().chain(ends.0.then_some(0)).chain(ends.1.then_some(u64::MAX))
+                .collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+            let came: Vec<u32> = (1..).take(if counted { ids.len() } else { 0 }).collect();
+            let mut builder = PushBodyBuilder::new(0);
+            let payload = builder.id_section(table, (Operation::Gradient, Encoding::Bf16), (1, None), &ids, &came);
+            for (place, number) in payload.chunks_exact_mut(2).zip(0_u16..) {
+                place.copy_from_slice(&number.to_le_bytes());
+            }
+            let bytes = builder.finish(1, 2, 3);
+            let body = PushBody::parse(&bytes).expect("a body of our own");
+            let section = body.sections().next().expect("one");
+            prop_assert_eq!(section.count(), ids.len());
+            prop_assert_eq!(section.keys().collect::<Vec<_>>(), ids.iter().map(|id| key_of(table, *id)).collect::<Vec<_>>());
+            for row in 0..ids.len() {
+                prop_assert_eq!(section.row(row), &(row as u16).to_le_bytes());
+                prop_assert_eq!(section.occurrences(row), if counted { row as u32 + 1 } else { 1 });
+            }
+        }
+
+        #[test]
         fn any_bytes_parse_or_fail_without_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), fix: bool) {
             if fix && bytes.len() >= HEADER_BYTES {
                 bytes[0] = KIND_PUSH;
@@ -517,8 +577,8 @@ mod tests {
             }
             if let Ok(body) = PushBody::parse_without_checksum(&bytes) {
                 for section in body.sections() {
+                    assert_eq!(section.keys().count(), section.count());
                     for row in 0..section.count() {
-                        let _ = section.key(row);
                         if section.operation != Operation::Remove {
                             let _ = section.row(row);
                         }

@@ -147,7 +147,7 @@ impl ShardCommand {
             }
             ShardCommand::Step { job, step, part, of, body } => {
                 bytes[0] = KIND_STEP;
-                if body.get(1).is_some_and(|version| *version >= PUSH_VERSION_COUNTED) {
+                if body.get(1) == Some(&PUSH_VERSION_COUNTED) {
                     bytes[1] = STEP_VERSION_COUNTED;
                 }
                 bytes.reserve(STEP_HEAD_BYTES + body.len());

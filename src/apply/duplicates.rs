@@ -57,6 +57,13 @@ impl Distinct {
         self.sums.clear();
         self.occurrences.clear();
         self.dim = section.dim as usize;
+        if section.has_ids() {
+            // They ascend strictly: none comes twice.
+            for (row, key) in section.keys().enumerate().filter(|(row, _)| !skip(*row)) {
+                self.take_in(section, row, key, counts);
+            }
+            return;
+        }
         let capacity = (count * 2).next_power_of_two().max(16);
         self.buckets.clear();
         self.buckets.resize(capacity, 0);
@@ -72,15 +79,20 @@ impl Distinct {
                     self.again(section, known, row);
                 }
                 Err(bucket) => {
-                    if counts {
-                        self.occurrences.push(section.occurrences(row));
-                    }
-                    self.keys.push(key);
-                    self.sources.push(Source { row: row as u32, sum: NONE });
+                    self.take_in(section, row, key, counts);
                     self.buckets[bucket] = self.keys.len() as u32;
                 }
             }
         }
+    }
+
+    /// A key that did not come before.
+    fn take_in(&mut self, section: &Section<'_>, row: usize, key: u64, counts: bool) {
+        if counts {
+            self.occurrences.push(section.occurrences(row));
+        }
+        self.keys.push(key);
+        self.sources.push(Source { row: row as u32, sum: NONE });
     }
 
     /// The distinct keys.
@@ -216,6 +228,29 @@ mod tests {
         let parsed = PushBody::parse(&bytes).expect("our own");
         distinct.collect(&parsed.sections().next().expect("one"), (false, true), |_| false);
         assert_eq!([0, 1].map(|position| distinct.occurrences(position)), [u32::MAX, 1]);
+    }
+
+    #[test]
+    fn ids_are_distinct_as_they_come() {
+        let mut builder = PushBodyBuilder::new(0);
+        let kind = (Operation::Gradient, Encoding::F32);
+        let ids = [0, 7, u64::MAX];
+        builder.id_section(1, kind, (1, None), &ids, &[3, 2, 1]).copy_from_slice(
+            &[1.0f32, f32::NAN, 3.0].iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>(),
+        );
+        let bytes = builder.finish(1, 1, 0);
+        let parsed = PushBody::parse(&bytes).expect("our own");
+        let section = parsed.sections().next().expect("one");
+        let mut distinct = Distinct::default();
+        distinct.collect(&section, (true, true), |row| row == 0);
+        assert_eq!(distinct.keys(), [7, u64::MAX].map(|id| evershard_proto::key::key_of(1, id)));
+        assert_eq!([0, 1].map(|position| distinct.occurrences(position)), [2, 1]);
+        let mut values = [9.0];
+        distinct.values(&section, 0, &mut values);
+        assert_eq!(values, [0.0], "clipped");
+        distinct.values(&section, 1, &mut values);
+        assert_eq!(values, [3.0]);
+        assert_eq!(distinct.first_bad_sum(), None);
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub(super) fn first_bad(section: &Section<'_>) -> Option<(usize, usize, f32)> {
 pub(super) fn bad_rows(section: &Section<'_>) -> Option<BadRows> {
     let (row, column, value) = first_bad(section)?;
     let bad = (row..section.count()).filter(|row| !Magnitude::of_row(section, *row).is_finite());
-    let id = id_of(section.table, section.key(row));
+    let id = id_of(section.table, section.keys().nth(row)?);
     let first = BadValue { id, column: column as u32, value, of_sum: false };
     Some(BadRows { count: bad.count() as u64, first })
 }

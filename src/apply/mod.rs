@@ -31,7 +31,7 @@ mod step_sum;
 
 use bytes::Bytes;
 use evershard_proto::push_body::{
-    KIND_PUSH, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED,
+    KIND_PUSH, PUSH_VERSION, PUSH_VERSION_CLEAR, PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED, PUSH_VERSION_IDS,
 };
 use evershard_proto::shard_command::{ShardCommand, ShardCommandError};
 use evershard_raft::state_machine::Halt;
@@ -93,7 +93,8 @@ impl Applier {
         match command {
             [
                 KIND_PUSH,
-                PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR | PUSH_VERSION_COUNTED,
+                PUSH_VERSION | PUSH_VERSION_ENCODED | PUSH_VERSION_CLEAR | PUSH_VERSION_COUNTED
+                | PUSH_VERSION_IDS,
                 ..,
             ] => Ok(push::apply(target, &mut self.push, command)?.encode()),
             _ => match ShardCommand::decode(command) {

@@ -35,6 +35,8 @@ pub(super) struct PushScratch {
     cold: ColdRows,
     update: RowUpdateScratch,
     pub(super) offences: Offences,
+    /// Keys of a body that has ids: computed once, looked at several times.
+    keys: Vec<u64>,
 }
 
 /// Applies one push.
@@ -45,6 +47,19 @@ pub(super) struct PushScratch {
 pub(super) fn apply(
     target: &Target<'_>,
     scratch: &mut PushScratch,
+    bytes: &[u8],
+) -> Result<PushOutcome, Halt> {
+    // Taken out: sections borrow from it while the other buffers change.
+    let mut keys = std::mem::take(&mut scratch.keys);
+    let outcome = apply_with(target, scratch, &mut keys, bytes);
+    scratch.keys = keys;
+    outcome
+}
+
+fn apply_with(
+    target: &Target<'_>,
+    scratch: &mut PushScratch,
+    keys: &mut Vec<u64>,
     bytes: &[u8],
 ) -> Result<PushOutcome, Halt> {
     let Some((session, seq)) = session_of(bytes) else {
@@ -62,7 +77,7 @@ pub(super) fn apply(
         Arc::clone(&state.small.schemas)
     };
     scratch.offences.begin();
-    let refusal = match check(target, &schemas, bytes) {
+    let refusal = match check(target, &schemas, bytes, keys) {
         Ok(body) => {
             for section in body.sections() {
                 if section.operation == Operation::Clear {
@@ -89,10 +104,11 @@ fn check<'a>(
     target: &Target<'_>,
     schemas: &BTreeMap<u32, Arc<TableSchema>>,
     bytes: &'a [u8],
+    keys: &'a mut Vec<u64>,
 ) -> Result<PushBody<'a>, Refusal> {
     let scope = target.rows.scope();
     // The log checked its record's checksum: the bytes are those that were proposed.
-    let body = PushBody::parse_without_checksum(bytes)
+    let body = PushBody::parse_with_keys(bytes, keys)
         .map_err(|source| PushRefusal::Malformed { shard: scope.shard, source }.refusal())?;
     validate_push(&body, schemas, &scope).map_err(|refusal| refusal.refusal())?;
     if body.sections().next().is_none() {

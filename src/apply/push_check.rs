@@ -158,8 +158,9 @@ fn check_finite(section: &Section<'_>, schema: &TableSchema, scope: &ShardScope)
     let magnitude = Magnitude::of(section);
     if !magnitude.is_finite()
         && let Some((row, column, value)) = finite::first_bad(section)
+        && let Some(key) = section.keys().nth(row)
     {
-        let id = id_of(table, section.key(row));
+        let id = id_of(table, key);
         return Err(PushRefusal::NonFinite {
             shard,
             table,

@@ -21,6 +21,7 @@ use super::error::NodeError;
 use super::identity::ListedReplica;
 use super::node::Node;
 use crate::meta::state::{META_GROUP, META_SHARD, plan_cluster};
+use crate::model::CLUSTER_VERSION_MAX;
 use crate::service::RequestError;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -82,6 +83,11 @@ impl Node {
         }
         self.propose_meta(Command::Init(init), deadline).await?;
         self.wait_for_meta(deadline, |state| !state.cluster_id.is_empty()).await;
+        let version = request.cluster_version.unwrap_or(CLUSTER_VERSION_MAX);
+        if let Err(error) = self.require_cluster_version(version, deadline).await {
+            // There is a cluster all the same, and it may be raised at any time.
+            tracing::warn!(version, %error, "the new cluster is not of this version yet: `evershardctl cluster raise-version`");
+        }
         Ok(cluster_id)
     }
 
@@ -179,6 +185,9 @@ fn check(request: &InitClusterRequest, own: u64) -> Result<(), RequestError> {
             request.replicas,
             request.nodes.len()
         ));
+    }
+    if let Some(version) = request.cluster_version.filter(|version| *version > CLUSTER_VERSION_MAX) {
+        return invalid(format!("cluster version {version}: this build knows up to {CLUSTER_VERSION_MAX}"));
     }
     let mut ids: Vec<u64> = request.nodes.iter().map(|n| n.id).collect();
     ids.sort_unstable();

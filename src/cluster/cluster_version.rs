@@ -1,6 +1,7 @@
-//! Raising the cluster version: when something first needs it, and every node says that its build knows it.
+//! Raising the cluster version: when something first needs it or an operator says so, and every node says that its build knows it.
 //!
-//! Not raised by itself: as long as nobody asks for what it brings, nodes may go back to an older build.
+//! Not raised by itself: as long as nobody asks for what it brings, nodes may go back to an older build. A new cluster begins with
+//! the highest that its nodes know, unless it is told otherwise: there is no older build that it was of.
 //!
 //! Invariant: the version is raised only after every registered node has answered that it knows it. A node that registers
 //! meanwhile is asked when it is let in (`admission`).
@@ -20,8 +21,22 @@ use crate::model::CLUSTER_VERSION_MAX;
 use crate::service::RequestError;
 
 const ASK_WITHIN: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(20);
 
 impl Node {
+    /// Raises the cluster version to `version` at least, or to the highest that this build knows; answers what it is then.
+    ///
+    /// # Errors
+    /// NOT_INITIALIZED without a cluster; INVALID naming a node whose build is too old, UNAVAILABLE naming one that does not answer.
+    pub async fn raise_cluster_version(self: &Arc<Self>, version: Option<u32>) -> Result<u32, RequestError> {
+        self.require_cluster()?;
+        let version = version.unwrap_or(CLUSTER_VERSION_MAX);
+        let deadline = Instant::now() + DEADLINE;
+        self.require_cluster_version(version, deadline).await?;
+        self.wait_for_meta(deadline, |state| state.cluster_version >= version).await;
+        Ok(self.meta_state().cluster_version.max(version))
+    }
+
     /// Makes sure that the cluster is of `version` at least.
     ///
     /// # Errors

@@ -48,6 +48,7 @@ async fn create(
         nodes: settings.node_ids().map(|id| NodeAddress { id, address: settings.address(id) }).collect(),
         shards: settings.shards,
         replicas: settings.replicas,
+        cluster_version: None,
     };
     loop {
         // A reply may have been lost, here or in the start before: an existing cluster is what we want.

@@ -31,6 +31,7 @@ pub fn routing_table(state: &MetaState, leaders: &Leaders, up: impl Fn(u64) -> b
         meta_leader_node: leaders.get(&0).copied().unwrap_or(0),
         // Its node's own: not in the state.
         recovery_epoch: 0,
+        cluster_version: state.cluster_version,
     }
 }
 

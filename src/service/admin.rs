@@ -8,9 +8,9 @@ use evershard_proto::v1::admin_service_server::AdminService;
 use evershard_proto::v1::{
     CreateTableRequest, DropTableReply, DropTableRequest, ErrorKind, GetNodeStatusRequest, GetNonFiniteReply,
     GetNonFiniteRequest, GetRoutingRequest, InitClusterReply, InitClusterRequest, NodeStatus,
-    OpenSessionReply, OpenSessionRequest, RenewSessionReply, RenewSessionRequest, Routing, ScrubReply,
-    ScrubRequest, SetOptimizerRequest, TableDescription, TransferLeaderReply, TransferLeaderRequest,
-    UnsafeRecoverReply, UnsafeRecoverRequest, WorkerIdentity,
+    OpenSessionReply, OpenSessionRequest, RaiseVersionReply, RaiseVersionRequest, RenewSessionReply,
+    RenewSessionRequest, Routing, ScrubReply, ScrubRequest, SetOptimizerRequest, TableDescription,
+    TransferLeaderReply, TransferLeaderRequest, UnsafeRecoverReply, UnsafeRecoverRequest, WorkerIdentity,
 };
 use tonic::{Request, Response, Status};
 
@@ -201,6 +201,14 @@ impl AdminService for AdminDoor {
     ) -> Result<Response<TransferLeaderReply>, Status> {
         self.transfer(request.into_inner()).await?;
         Ok(Response::new(TransferLeaderReply {}))
+    }
+
+    async fn raise_version(
+        &self,
+        request: Request<RaiseVersionRequest>,
+    ) -> Result<Response<RaiseVersionReply>, Status> {
+        let version = self.node.raise_cluster_version(request.into_inner().version).await?;
+        Ok(Response::new(RaiseVersionReply { version }))
     }
 
     async fn unsafe_recover(

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use evershard_proto::push_body::{PushBody, PushBodyError};
+use evershard_proto::push_body::{CLUSTER_VERSION_IDS, PUSH_VERSION_IDS, PushBody, PushBodyError};
 use evershard_proto::v1::parameter_service_server::ParameterService;
 use evershard_proto::v1::{
-    ErrorKind, ExchangeRequest, NonFiniteReport, NonFiniteReportReply, PullReply, PullRequest, PushPullReply,
-    PushPullRequest, PushReply, PushRequest, WorkerIdentity,
+    ErrorKind, ExchangeRequest, MetaState, NonFiniteReport, NonFiniteReportReply, PullReply, PullRequest,
+    PushPullReply, PushPullRequest, PushReply, PushRequest, WorkerIdentity,
 };
 use evershard_raft::Answer;
 use prost::Message;
@@ -68,7 +68,7 @@ pub struct ParameterDoor {
     cold_budget: Arc<Semaphore>,
     /// What the node keeps of steps that are not complete.
     pub(super) step_budget: Arc<Semaphore>,
-    pub(super) next_session: NextSession,
+    pub(super) known: KnownCluster,
     pub(super) recovery: RecoveryEpoch,
 }
 
@@ -85,8 +85,8 @@ pub struct ClientBounds {
     pub reply_patience: Duration,
 }
 
-/// The first session number that was not given out, as far as this node knows.
-pub(super) type NextSession = Arc<dyn Fn() -> u64 + Send + Sync>;
+/// The meta group's state, as far as this node knows.
+pub(super) type KnownCluster = Arc<dyn Fn() -> Arc<MetaState> + Send + Sync>;
 
 /// A push on its way into the log.
 pub(super) struct BegunPush {
@@ -99,7 +99,7 @@ pub(super) struct BegunPush {
 
 impl ParameterDoor {
     /// A door to `replicas`, with threads for large pulls and threads for pulls that read the disk, and bounds of what is held
-    /// for clients; what tells which sessions and which recovery epoch the node knows of. Streams end when `stop` is
+    /// for clients; what tells which sessions, cluster version and recovery epoch the node knows of. Streams end when `stop` is
     /// cancelled; `tasks` owns what they spawn.
     #[must_use]
     pub fn new(
@@ -109,7 +109,7 @@ impl ParameterDoor {
         tasks: TaskTracker,
         stop: CancellationToken,
         bounds: ClientBounds,
-        (next_session, recovery): (NextSession, RecoveryEpoch),
+        (known, recovery): (KnownCluster, RecoveryEpoch),
     ) -> Self {
         ParameterDoor {
             freshness,
@@ -123,7 +123,7 @@ impl ParameterDoor {
             cold_budget: Arc::new(Semaphore::new(cold_bytes(&bounds))),
             step_budget: Arc::new(Semaphore::new(bounds.step_bytes)),
             bounds,
-            next_session,
+            known,
             recovery,
         }
     }
@@ -162,6 +162,7 @@ impl ParameterDoor {
         let (replica, term) = self.leading(group)?;
         self.push_gate.check(group)?;
         let body = checked(&replica, &request.body, None)?;
+        self.check_version(group, body.version)?;
         let mut is_first = false;
         let applied = || {
             let last = replica.machine.last_seq(body.session);
@@ -178,7 +179,7 @@ impl ParameterDoor {
             return Err(out_of_order(group, refused));
         }
         let session = body.session;
-        if is_first && session >= (self.next_session)() {
+        if is_first && session >= (self.known)().next_session {
             // Made up, or so new that this node has not heard of it. Taken in, a made-up number would answer for the client
             // that is given it one day.
             replica.door.retract(term, session);
@@ -192,6 +193,22 @@ impl ParameterDoor {
                 Err(RequestError::from_propose(group, &error))
             }
         }
+    }
+
+    /// Whether a body of a version may go into the log: an older build halts at one with ids. A client that sends it has heard
+    /// that no node is of such a build; this node may be about to hear it.
+    fn check_version(&self, group: u64, version: u8) -> Result<(), RequestError> {
+        if version != PUSH_VERSION_IDS {
+            return Ok(());
+        }
+        let known = (self.known)().cluster_version;
+        if known >= CLUSTER_VERSION_IDS {
+            return Ok(());
+        }
+        let what = format!(
+            "a push with ids in the place of keys needs cluster version {CLUSTER_VERSION_IDS}, this node knows of {known}"
+        );
+        Err(RequestError::new(ErrorKind::Unavailable, what).in_group(group).retry_soon())
     }
 
     /// Waits for what became of a begun push.

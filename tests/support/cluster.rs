@@ -26,11 +26,20 @@ pub(crate) struct Options {
     pub(crate) server_args: Vec<String>,
     /// Everybody reaches each node through a proxy of its own.
     pub(crate) proxied: bool,
+    /// What the cluster begins with, if not with the highest that the build knows.
+    pub(crate) cluster_version: Option<u32>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { nodes: 3, shards: 4, replicas: 3, server_args: slow_elections(), proxied: false }
+        Options {
+            nodes: 3,
+            shards: 4,
+            replicas: 3,
+            server_args: slow_elections(),
+            proxied: false,
+            cluster_version: None,
+        }
     }
 }
 
@@ -129,6 +138,7 @@ impl Cluster {
             nodes: addresses.collect(),
             shards: self.options.shards,
             replicas: self.options.replicas,
+            cluster_version: self.options.cluster_version,
         };
         eventually("creating the cluster", || async {
             match self.admin(1).init_cluster(request.clone()).await {

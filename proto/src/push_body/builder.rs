@@ -4,9 +4,11 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::ids::{code, coded_bytes};
 use super::{
-    Encoding, FLAG_COUNTED, HEADER_BYTES, KIND_PUSH, Operation, PUSH_VERSION, PUSH_VERSION_CLEAR,
-    PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED, SECTION_BYTES,
+    Encoding, FLAG_COUNTED, FLAG_IDS, HEADER_BYTES, KEY_BYTES, KIND_PUSH, Operation, PUSH_VERSION,
+    PUSH_VERSION_CLEAR, PUSH_VERSION_COUNTED, PUSH_VERSION_ENCODED, PUSH_VERSION_IDS, SECTION_BYTES,
+    SECTIONS_OF_IDS,
 };
 
 /// The same content under another number and clock.
@@ -21,6 +23,29 @@ pub fn renumbered(body: &[u8], seq: u64, clock: u64) -> Bytes {
     let crc = crc32fast::hash(&bytes[8..]);
     bytes[4..8].copy_from_slice(&crc.to_le_bytes());
     bytes.freeze()
+}
+
+/// What a section names its rows by.
+#[derive(Debug, Clone, Copy)]
+enum Names<'a> {
+    Keys(&'a [u64]),
+    /// Ascending strictly.
+    Ids(&'a [u64]),
+}
+
+impl Names<'_> {
+    fn count(&self) -> usize {
+        match self {
+            Names::Keys(names) | Names::Ids(names) => names.len(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Names::Keys(keys) => keys.len() * KEY_BYTES,
+            Names::Ids(ids) => coded_bytes(ids),
+        }
+    }
 }
 
 /// Lays out a push body.
@@ -52,7 +77,7 @@ impl PushBodyBuilder {
         lr: Option<f32>,
         keys: &[u64],
     ) -> &mut [u8] {
-        self.lay_out(table, (operation, encoding), (dim, lr), keys, &[])
+        self.lay_out(table, (operation, encoding), (dim, lr), Names::Keys(keys), &[])
     }
 
     /// Adds a section of gradients of `keys`, each of which came as often as `occurrences` says, and gives the place for its
@@ -67,7 +92,25 @@ impl PushBodyBuilder {
         occurrences: &[u32],
     ) -> &mut [u8] {
         debug_assert_eq!(keys.len(), occurrences.len());
-        self.lay_out(table, (Operation::Gradient, encoding), (dim, lr), keys, occurrences)
+        self.lay_out(table, (Operation::Gradient, encoding), (dim, lr), Names::Keys(keys), occurrences)
+    }
+
+    /// Adds a section that has ids, ascending strictly, in the place of keys; with how often each came, or nothing of that. Gives
+    /// the place for its payload, as [`PushBodyBuilder::section`]. For clusters of [`CLUSTER_VERSION_IDS`] on, and worth it where
+    /// [`coded_bytes`] are less than keys.
+    ///
+    /// [`CLUSTER_VERSION_IDS`]: super::CLUSTER_VERSION_IDS
+    pub fn id_section(
+        &mut self,
+        table: u32,
+        (operation, encoding): (Operation, Encoding),
+        (dim, lr): (u32, Option<f32>),
+        ids: &[u64],
+        occurrences: &[u32],
+    ) -> &mut [u8] {
+        debug_assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids ascend strictly");
+        debug_assert!(occurrences.is_empty() || occurrences.len() == ids.len());
+        self.lay_out(table, (operation, encoding), (dim, lr), Names::Ids(ids), occurrences)
     }
 
     fn lay_out(
@@ -75,12 +118,12 @@ impl PushBodyBuilder {
         table: u32,
         (operation, encoding): (Operation, Encoding),
         (dim, lr): (u32, Option<f32>),
-        keys: &[u64],
+        names: Names<'_>,
         occurrences: &[u32],
     ) -> &mut [u8] {
         let row_bytes = if operation.has_values() { encoding.row_bytes(dim as usize) } else { 0 };
-        let payload_bytes = keys.len() * row_bytes;
-        self.bytes.reserve(SECTION_BYTES + keys.len() * 8 + occurrences.len() * 4 + payload_bytes);
+        let (payload_bytes, name_bytes) = (names.count() * row_bytes, names.bytes());
+        self.bytes.reserve(SECTION_BYTES + name_bytes + occurrences.len() * 4 + payload_bytes);
         let mut version = PUSH_VERSION;
         if encoding != Encoding::F32 && operation.has_values() {
             version = PUSH_VERSION_ENCODED;
@@ -88,17 +131,28 @@ impl PushBodyBuilder {
         if !occurrences.is_empty() {
             version = PUSH_VERSION_COUNTED;
         }
+        let (mut flags, mut id_bytes) = (if occurrences.is_empty() { 0 } else { FLAG_COUNTED }, 0);
+        if matches!(names, Names::Ids(_)) {
+            version = PUSH_VERSION_IDS;
+            flags |= FLAG_IDS;
+            id_bytes = name_bytes as u32;
+        }
         self.bytes[1] = self.bytes[1].max(version);
         self.bytes.put_u32_le(table);
         self.bytes.put_u8(operation as u8);
         self.bytes.put_u8(encoding as u8);
-        self.bytes.put_u16_le(if occurrences.is_empty() { 0 } else { FLAG_COUNTED });
+        self.bytes.put_u16_le(flags);
         self.bytes.put_u32_le(dim);
-        self.bytes.put_u32_le(keys.len() as u32);
+        self.bytes.put_u32_le(names.count() as u32);
         self.bytes.put_u32_le(lr.unwrap_or(f32::NAN).to_bits());
-        self.bytes.put_u32_le(0);
-        for key in keys {
-            self.bytes.put_u64_le(*key);
+        self.bytes.put_u32_le(id_bytes);
+        match names {
+            Names::Keys(keys) => keys.iter().for_each(|key| self.bytes.put_u64_le(*key)),
+            Names::Ids(ids) => {
+                let at = self.bytes.len();
+                self.bytes.put_bytes(0, name_bytes);
+                code(ids, &mut self.bytes[at..]);
+            }
         }
         for occurrences in occurrences {
             self.bytes.put_u32_le(*occurrences);
@@ -139,7 +193,8 @@ impl PushBodyBuilder {
         self.bytes[8..16].copy_from_slice(&session.to_le_bytes());
         self.bytes[16..24].copy_from_slice(&seq.to_le_bytes());
         self.bytes[24..32].copy_from_slice(&clock.to_le_bytes());
-        self.bytes[32..36].copy_from_slice(&(self.tables.len() as u32).to_le_bytes());
+        let mark = if self.bytes[1] == PUSH_VERSION_IDS { SECTIONS_OF_IDS } else { 0 };
+        self.bytes[32..36].copy_from_slice(&(self.tables.len() as u32 | mark).to_le_bytes());
         let crc = crc32fast::hash(&self.bytes[8..]);
         self.bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         self.bytes.freeze()

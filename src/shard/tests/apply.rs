@@ -218,7 +218,7 @@ fn unknown_kinds_and_versions_halt_and_change_nothing() {
     let replica = with_tables(KeyRange::ALL);
     let machine = replica.machine();
     let mut newer = one(1, 1, 2, Operation::Gradient, &[(0, &[-1.0])]).to_vec();
-    newer[1] = 5;
+    newer[1] = 6;
     for bad in [newer, vec![77, 1, 0, 0], vec![2, 9, 0, 0], vec![]] {
         let halt = machine.apply(&[command(5, bad.into())]).expect_err("halts");
         assert_eq!(halt.index, 5);

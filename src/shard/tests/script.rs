@@ -82,6 +82,8 @@ struct SectionSpec {
     lr: Option<f32>,
     /// How often each key came, but for the position: of gradients.
     came: Option<u32>,
+    /// Ids in the place of keys: of each id its first row, in their order.
+    has_ids: bool,
     rows: Vec<(usize, f32, f32)>,
 }
 
@@ -160,19 +162,31 @@ fn section() -> impl Strategy<Value = SectionSpec> {
     ];
     let rows = prop::collection::vec((0..IDS.len(), values(), values()), 0..8);
     let came = prop_oneof![4 => Just(None), 4 => (1u32..3).prop_map(Some), 1 => Just(Some(u32::MAX))];
-    (table, operation, encoding, prop::bool::weighted(0.03), lr, (came, prop::bool::weighted(0.02)), rows)
-        .prop_map(|(table, operation, encoding, wrong_dim, lr, (came, anywhere), rows)| SectionSpec {
-            table,
-            operation: if table == 4 && operation == Operation::Gradient {
-                Operation::Add
-            } else {
-                operation
-            },
-            encoding,
-            wrong_dim,
-            lr,
-            came: came.filter(|_| (table > 4 && table < 9) || anywhere),
-            rows,
+    let has_ids = prop::bool::weighted(0.3);
+    (
+        table,
+        operation,
+        encoding,
+        prop::bool::weighted(0.03),
+        lr,
+        (came, prop::bool::weighted(0.02), has_ids),
+        rows,
+    )
+        .prop_map(|(table, operation, encoding, wrong_dim, lr, (came, anywhere, has_ids), rows)| {
+            SectionSpec {
+                table,
+                operation: if table == 4 && operation == Operation::Gradient {
+                    Operation::Add
+                } else {
+                    operation
+                },
+                encoding,
+                wrong_dim,
+                lr,
+                came: came.filter(|_| (table > 4 && table < 9) || anywhere),
+                has_ids,
+                rows,
+            }
         })
 }
 
@@ -262,6 +276,8 @@ pub(super) fn log(len: usize) -> impl Strategy<Value = Vec<CommittedEntry>> {
                     }
                     sections.sort_by_key(|section| section.table);
                     sections.dedup_by_key(|section| section.table);
+                    // Servers lay steps out.
+                    sections.iter_mut().for_each(|section| section.has_ids = false);
                     let body = push(0, 1, &sections);
                     command(index, ShardCommand::Step { job, step, part, of, body }.encode())
                 }
@@ -321,20 +337,30 @@ fn push(session: u64, seq: u64, sections: &[SectionSpec]) -> Bytes {
     let mut builder = PushBodyBuilder::new(0);
     for spec in sections {
         let dim = definition(spec.table).dim + u32::from(spec.wrong_dim);
-        let keys: Vec<u64> = spec.rows.iter().map(|(id, ..)| key_of(spec.table, IDS[*id])).collect();
+        let mut rows = spec.rows.clone();
+        if spec.has_ids {
+            rows.sort_by_key(|(id, ..)| IDS[*id]);
+            rows.dedup_by_key(|(id, ..)| *id);
+        }
+        let ids: Vec<u64> = rows.iter().map(|(id, ..)| IDS[*id]).collect();
+        let keys: Vec<u64> = ids.iter().map(|id| key_of(spec.table, *id)).collect();
         let came = spec.came.filter(|_| spec.operation == Operation::Gradient && !keys.is_empty());
-        let payload = match came {
-            Some(came) => {
-                let came: Vec<u32> = (0..keys.len() as u32).map(|at| came.saturating_add(at % 2)).collect();
-                builder.counted_section(spec.table, spec.encoding, dim, spec.lr, &keys, &came)
-            }
-            None => builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys),
+        let came: Vec<u32> = came
+            .map(|came| (0..keys.len() as u32).map(|at| came.saturating_add(at % 2)).collect())
+            .unwrap_or_default();
+        let payload = if spec.has_ids {
+            let kind = (spec.operation, spec.encoding);
+            builder.id_section(spec.table, kind, (dim, spec.lr), &ids, &came)
+        } else if came.is_empty() {
+            builder.section(spec.table, spec.operation, spec.encoding, dim, spec.lr, &keys)
+        } else {
+            builder.counted_section(spec.table, spec.encoding, dim, spec.lr, &keys, &came)
         };
         if !spec.operation.has_values() {
             continue;
         }
         for (row, (_, first, rest)) in
-            payload.chunks_exact_mut(spec.encoding.row_bytes(dim as usize)).zip(&spec.rows)
+            payload.chunks_exact_mut(spec.encoding.row_bytes(dim as usize)).zip(&rows)
         {
             fill(spec.encoding, row, *first, *rest);
         }

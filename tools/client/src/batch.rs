@@ -97,6 +97,11 @@ impl Batch {
         })
     }
 
+    /// The first row of a distinct id.
+    pub(crate) fn first_row(&self, distinct: u32) -> usize {
+        self.first[distinct as usize] as usize
+    }
+
     /// The last row of a distinct id.
     pub(crate) fn last_row(&self, distinct: u32) -> usize {
         self.last[distinct as usize] as usize

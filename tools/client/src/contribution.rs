@@ -274,7 +274,11 @@ mod tests {
         let kept = contribution.kept.lock();
         let of_group = &kept.parts[&group];
         let parsed = of_group.iter().map(|part| PushBody::parse(&part.body).expect("sealed"));
-        parsed.map(|body| (body.seq, body.clock, body.sections().next().map_or(0, |s| s.key(0)))).collect()
+        parsed
+            .map(|body| {
+                (body.seq, body.clock, body.sections().next().and_then(|s| s.keys().next()).unwrap_or(0))
+            })
+            .collect()
     }
 
     #[test]

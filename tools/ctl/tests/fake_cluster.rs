@@ -63,6 +63,7 @@ impl AdminService for FakeNode {
             ],
             software_version: "0.1.0".into(),
             meta_leader_node: 1,
+            cluster_version: 1,
         }))
     }
 
@@ -102,7 +103,7 @@ impl AdminService for FakeNode {
             software_version: "0.1.0".into(),
             ready: true,
             uptime_ms: 1,
-            cluster_version_max: 1,
+            cluster_version_max: 2,
             disk: None,
         }))
     }
@@ -191,6 +192,17 @@ impl AdminService for FakeNode {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn raise_version(
+        &self,
+        asked: Request<pb::RaiseVersionRequest>,
+    ) -> Result<Response<pb::RaiseVersionReply>, Status> {
+        match asked.into_inner().version {
+            None => Ok(Response::new(pb::RaiseVersionReply { version: 2 })),
+            Some(version) if version < 3 => Ok(Response::new(pb::RaiseVersionReply { version })),
+            Some(_) => Err(Status::invalid_argument("the build of node 2 knows versions up to 2")),
+        }
+    }
+
     async fn unsafe_recover(
         &self,
         asked: Request<pb::UnsafeRecoverRequest>,
@@ -259,6 +271,7 @@ async fn status_has_the_stable_shape_and_shows_dead_nodes() {
     let status = json(&output);
     assert_eq!(status["cluster"]["id"], "c-1");
     assert_eq!(status["cluster"]["version"], "0.1.0");
+    assert_eq!(status["cluster"]["cluster_version"], 1);
     assert_eq!(status["nodes"][0]["state"], "up");
     assert_eq!(status["nodes"][1]["state"], "down");
     let shard = &status["shards"][0];
@@ -326,6 +339,23 @@ async fn an_unsafe_recovery_is_confirmed_and_names_what_is_lost() {
     let recovered = ctl(&node, &[&named[..], &["--yes", "--output", "json"]].concat()).await;
     assert_eq!(recovered.status.code(), Some(0), "{}", stderr(&recovered));
     assert_eq!(json(&recovered)["groups"][0]["replica"], 11);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_version_is_raised_when_that_is_confirmed() {
+    let node = fake(true, true).await;
+    let raise = ["cluster", "raise-version"];
+    let unconfirmed = ctl(&node, &raise).await;
+    assert_eq!(unconfirmed.status.code(), Some(2), "{}", stderr(&unconfirmed));
+    assert!(stderr(&unconfirmed).contains("older build"), "{}", stderr(&unconfirmed));
+    let raised = ctl(&node, &[&raise[..], &["--yes", "--output", "json"]].concat()).await;
+    assert_eq!(raised.status.code(), Some(0), "{}", stderr(&raised));
+    assert_eq!(json(&raised)["cluster_version"], 2);
+    let to = ctl(&node, &[&raise[..], &["--yes", "--to", "1"]].concat()).await;
+    assert_eq!(String::from_utf8_lossy(&to.stdout).trim(), "cluster version 1");
+    let beyond = ctl(&node, &[&raise[..], &["--yes", "--to", "3"]].concat()).await;
+    assert_eq!(beyond.status.code(), Some(1));
+    assert!(stderr(&beyond).contains("node 2"), "{}", stderr(&beyond));
 }
 
 #[tokio::test(flavor = "multi_thread")]

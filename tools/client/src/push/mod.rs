@@ -6,12 +6,13 @@
 //! - handing over ends at the push's deadline: what found no room until then is unsent, and kept for a retry.
 //!
 //! `content.rs` is what a caller gives, checked; `packing.rs` makes messages of it, with the rows of an id as `row_sum.rs` adds
-//! them and `row_encoder.rs` encodes the sum, in the bytes of `encode.rs`; what that left out is in `residuals.rs`; `handle.rs`
-//! waits for what becomes of messages; this file begins a push.
+//! them and `row_encoder.rs` encodes the sum, in the bytes of `encode.rs`; what that left out is in `residuals.rs`; `id_order.rs`
+//! says which rows are named by ids; `handle.rs` waits for what becomes of messages; this file begins a push.
 
 mod content;
 mod encode;
 mod handle;
+mod id_order;
 mod packing;
 mod residuals;
 mod row_encoder;

@@ -5,16 +5,21 @@
 //! - a message has at most [`PUSH_BODY_BYTES_MAX`], unless a single row is longer;
 //! - every distinct id is in exactly one message; with how often it came, where its table counts that: rows that the policy
 //!   leaves out did not come;
+//! - a message is cut as if all its rows had keys, whether or not a section of it then has ids, which are shorter: no server sees
+//!   ids before its cluster is of the version that knows them;
 //! - nothing is packed of a push with a sum that its table refuses: each shard sees its own rows only, and the others would
 //!   apply theirs.
 //!
 //! Not here: the sum of an id's rows (`row_sum`), its encoding (`row_encoder`).
 
 use evershard_proto::limits::{PUSH_BODY_BYTES_MAX, PUSH_TABLES_MAX};
-use evershard_proto::push_body::{Encoding, HEADER_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
+use evershard_proto::push_body::{
+    CLUSTER_VERSION_IDS, Encoding, HEADER_BYTES, KEY_BYTES, Operation, PushBodyBuilder, SECTION_BYTES,
+};
 use evershard_proto::v1::NonFinitePolicy;
 
 use super::content::Content;
+use super::id_order;
 use super::residuals::Residuals;
 use super::row_encoder::RowEncoder;
 use super::row_sum::sum_rows;
@@ -58,6 +63,7 @@ pub(super) fn pack(
     residuals: &mut Residuals,
     found: &mut Found,
 ) -> Result<(Vec<Packed>, usize), Error> {
+    let has_ids = routing.routing.cluster_version >= CLUSTER_VERSION_IDS;
     let mut left_out = Vec::new();
     let mut messages: Vec<Packed> = Vec::new();
     let mut rows = 0;
@@ -68,8 +74,8 @@ pub(super) fn pack(
         let batch = Batch::new(content.table, content.ids);
         rows += batch.len();
         let room = PUSH_BODY_BYTES_MAX - HEADER_BYTES - SECTION_BYTES;
-        for part in batch.split(routing, row_bytes + 8, room) {
-            let bytes = SECTION_BYTES + part.distinct.len() * (row_bytes + 8);
+        for mut part in batch.split(routing, row_bytes + KEY_BYTES, room) {
+            let bytes = SECTION_BYTES + part.distinct.len() * (row_bytes + KEY_BYTES);
             let open = messages.iter().position(|m| m.takes(part.group, content.table, bytes));
             let at = open.unwrap_or_else(|| {
                 messages.push(Packed::new(part.group, bytes));
@@ -77,10 +83,11 @@ pub(super) fn pack(
             });
             let message = &mut messages[at];
             message.sections += 1;
+            let id_of = |d: u32| content.ids[batch.first_row(d)];
+            let ids = if has_ids { id_order::in_order(&mut part.distinct, id_of) } else { None };
             let mut encoder = RowEncoder { content, residuals, left_out: &mut left_out, found: &mut *found };
-            fill(&mut message.builder, &mut encoder, &batch, &part.distinct, lr)?;
-            let first_row = |distinct: &u32| batch.rows(*distinct).next();
-            message.ids.extend(part.distinct.iter().filter_map(first_row).map(|row| content.ids[row]));
+            fill(&mut message.builder, &mut encoder, &batch, (&part.distinct, ids.as_deref()), lr)?;
+            message.ids.extend(part.distinct.iter().map(|d| id_of(*d)));
         }
     }
     // Nothing can be refused here any more.
@@ -97,17 +104,24 @@ fn fill(
     builder: &mut PushBodyBuilder,
     encoder: &mut RowEncoder<'_, '_>,
     batch: &Batch,
-    distinct: &[u32],
+    (distinct, ids): (&[u32], Option<&[u64]>),
     lr: Option<f32>,
 ) -> Result<(), Error> {
-    let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
     let content = encoder.content;
-    let (dim, encoding) = (content.dim, content.encoding);
-    let payload = if is_counted(content) {
-        let came: Vec<u32> = distinct.iter().map(|d| occurrences(content, batch, *d)).collect();
-        builder.counted_section(content.table, encoding, dim as u32, lr, &keys, &came)
+    let (table, operation, dim, encoding) = (content.table, content.operation, content.dim, content.encoding);
+    let mut came: Vec<u32> = Vec::new();
+    if is_counted(content) {
+        came.extend(distinct.iter().map(|d| occurrences(content, batch, *d)));
+    }
+    let payload = if let Some(ids) = ids {
+        builder.id_section(table, (operation, encoding), (dim as u32, lr), ids, &came)
     } else {
-        builder.section(content.table, content.operation, encoding, dim as u32, lr, &keys)
+        let keys: Vec<u64> = distinct.iter().map(|d| batch.key(*d)).collect();
+        if is_counted(content) {
+            builder.counted_section(table, encoding, dim as u32, lr, &keys, &came)
+        } else {
+            builder.section(table, operation, encoding, dim as u32, lr, &keys)
+        }
     };
     if !content.operation.has_values() {
         return Ok(());
@@ -122,7 +136,7 @@ fn fill(
     let (mut sum, mut values) = (vec![0; dim * 4], vec![0.0; dim]);
     for (d, place) in distinct.iter().zip(payload.chunks_exact_mut(encoding.row_bytes(dim))) {
         let is_counted = sum_rows(content, batch, *d, &mut sum, encoder.found)?;
-        let id = content.ids[batch.rows(*d).next().unwrap_or_default()];
+        let id = content.ids[batch.first_row(*d)];
         encoder.encode((id, is_counted), &sum, &mut values, place)?;
     }
     Ok(())
@@ -147,6 +161,7 @@ fn occurrences(content: &Content<'_>, batch: &Batch, d: u32) -> u32 {
 mod tests {
     use super::*;
     use evershard_proto::encoding::decode_row;
+    use evershard_proto::key::key_of;
     use evershard_proto::push_body::PushBody;
     use evershard_proto::v1::{ErrorKind, NonFiniteAction};
 
@@ -182,6 +197,151 @@ mod tests {
             seen.extend(body.sections().map(|section| section.table));
         }
         assert_eq!(seen, (1..=tables).collect::<Vec<_>>());
+    }
+
+    /// A cluster of a version.
+    fn routing_of(cluster_version: u32, shards: u64) -> RoutingTable {
+        let mut table = crate::routing_cache::table_for_tests(shards);
+        table.routing.cluster_version = cluster_version;
+        table
+    }
+
+    fn gradients<'a>(ids: &'a [u64], values: &'a [f32], encoding: Encoding) -> Content<'a> {
+        let dim = values.len() / ids.len();
+        let non_finite = NonFinitePolicy::Reject;
+        let operation = Operation::Gradient;
+        Content { table: 1, name: "t", dim, operation, encoding, ids, values, non_finite, counts: true }
+    }
+
+    /// What the servers read, by key: how often it came, and its bytes.
+    type Rows = std::collections::BTreeMap<u64, (u32, Vec<u8>)>;
+
+    /// Packs for a cluster of a version: versions of the bodies, their bytes, and all rows. The ids of a message are those of its rows.
+    fn packed(content: Content<'_>, version: u32, residuals: &mut Residuals) -> (Vec<u8>, usize, Rows) {
+        let (messages, _) = pack(&[content], &routing_of(version, 4), None, residuals, &mut Found::default())
+            .expect("finite");
+        let (mut versions, mut bytes, mut rows) = (Vec::new(), 0, Rows::new());
+        for message in messages {
+            let ids = message.ids.clone();
+            let body = message.builder.finish(1, 1, 0);
+            let parsed = PushBody::parse(&body).expect("a server can read it");
+            let section = parsed.sections().next().expect("one");
+            let keys: Vec<u64> = section.keys().collect();
+            assert_eq!(keys, ids.iter().map(|id| key_of(1, *id)).collect::<Vec<_>>());
+            for (row, key) in keys.into_iter().enumerate() {
+                let of_row = (section.occurrences(row), section.row(row).to_vec());
+                assert_eq!(rows.insert(key, of_row), None, "an id is in one message");
+            }
+            versions.push(parsed.version);
+            bytes += body.len();
+        }
+        (versions, bytes, rows)
+    }
+
+    #[test]
+    fn rows_have_ids_where_the_cluster_knows_them_and_that_is_shorter() {
+        // With repetitions, and in no order.
+        let near: Vec<u64> = (0..600u64).map(|at| at * 7919 % 401).chain([u64::MAX, 0]).collect();
+        let far: Vec<u64> = (1..600).map(evershard_proto::key::mix64).collect();
+        let values: Vec<f32> = (0..near.len() * 2).map(|at| (at % 11) as f32 - 5.0).collect();
+        for encoding in Encoding::ALL {
+            let content = gradients(&near, &values, encoding);
+            let (mut known, mut unknown) = (Residuals::new(1 << 20), Residuals::new(1 << 20));
+            // Twice: what int8 left out of an id comes with that id.
+            for _ in 0..2 {
+                let (plain, before, expected) = packed(content, CLUSTER_VERSION_IDS - 1, &mut unknown);
+                assert_eq!(plain, [4; 4], "{encoding:?}: of occurrences, and no more");
+                let (coded, after, rows) = packed(content, CLUSTER_VERSION_IDS, &mut known);
+                assert_eq!(coded, [5; 4], "{encoding:?}");
+                assert_eq!(rows, expected, "{encoding:?}: the same rows, whatever names them");
+                assert!(before - after > rows.len() * 6, "{encoding:?}: {before} and {after} bytes");
+            }
+            let content = gradients(&far, &values[..far.len() * 2], encoding);
+            let (versions, ..) = packed(content, CLUSTER_VERSION_IDS, &mut Residuals::new(0));
+            assert_eq!(versions, [4; 4], "{encoding:?}: hashes are not shorter than keys");
+        }
+        let (later, ..) =
+            packed(gradients(&near, &values, Encoding::F32), CLUSTER_VERSION_IDS + 1, &mut Residuals::new(0));
+        assert_eq!(later, [5; 4]);
+    }
+
+    /// Figures for docs/encodings.md, not a test: bytes and time of a push with keys and with ids.
+    #[test]
+    #[ignore = "a measurement: --release, --ignored, --nocapture"]
+    fn measure_bytes_and_time_of_a_push_of_zipf_ids() {
+        const ROWS: u64 = 10_000_000;
+        const BATCH: usize = 4096;
+        const DIM: usize = 16;
+        let mut total = 0.0;
+        let weights: Vec<f64> = (1..=ROWS)
+            .map(|rank| {
+                total += (rank as f64).powf(-1.05);
+                total
+            })
+            .collect();
+        // Popularity is scattered over the ids.
+        let drawn = (0..BATCH as u64).map(|at| {
+            let share = (evershard_proto::key::mix64(at + 1) >> 11) as f64 / (1u64 << 53) as f64;
+            let rank = weights.partition_point(|weight| *weight < share * total);
+            evershard_proto::key::mix64(rank as u64) % ROWS
+        });
+        let ids: Vec<u64> = drawn.collect();
+        let values: Vec<f32> = (0..BATCH * DIM).map(|at| (at % 251) as f32 - 125.0).collect();
+        println!("encoding shards rows keys ids (bytes) packing keys ids (us) reading keys ids (us)");
+        for (encoding, shards) in Encoding::ALL.iter().flat_map(|encoding| [(*encoding, 1), (*encoding, 8)]) {
+            let (mut rows, mut bytes, mut packing, mut reading) = (0, [0; 2], [f64::MAX; 2], [f64::MAX; 2]);
+            for round in 0..200 {
+                let version = round % 2;
+                let routing = routing_of(version as u32 + CLUSTER_VERSION_IDS - 1, shards);
+                let content = Content { counts: false, ..gradients(&ids, &values, encoding) };
+                let (mut residuals, mut found) = (Residuals::new(0), Found::default());
+                let since = std::time::Instant::now();
+                let (messages, distinct) =
+                    pack(&[content], &routing, None, &mut residuals, &mut found).expect("finite");
+                let bodies: Vec<_> = messages.into_iter().map(|m| m.builder.finish(1, 1, 0)).collect();
+                packing[version] = packing[version].min(since.elapsed().as_secs_f64() * 1e6);
+                let since = std::time::Instant::now();
+                let parsed = bodies.iter().map(|body| PushBody::parse(body).expect("ours"));
+                let keys = parsed.flat_map(|body| body.sections().collect::<Vec<_>>()).flat_map(|s| s.keys());
+                std::hint::black_box(keys.fold(0, u64::wrapping_add));
+                reading[version] = reading[version].min(since.elapsed().as_secs_f64() * 1e6);
+                (rows, bytes[version]) = (distinct, bodies.iter().map(bytes::Bytes::len).sum());
+            }
+            let name = encoding.name();
+            println!("{name} {shards} {rows} {bytes:?} {packing:.0?} {reading:.1?}");
+        }
+    }
+
+    #[test]
+    fn each_section_is_named_for_itself_and_the_last_value_of_an_id_counts() {
+        let (near, far) = ([3u64, 1, 3], [evershard_proto::key::mix64(1), evershard_proto::key::mix64(2)]);
+        let of = |table, operation, ids, values| Content {
+            table,
+            operation,
+            counts: false,
+            ids,
+            values,
+            dim: 1,
+            ..gradients(&[1], &[1.0], Encoding::F32)
+        };
+        let contents = [
+            of(1, Operation::Set, &near, &[1.0, 2.0, 3.0]),
+            of(2, Operation::Gradient, &far, &[4.0, 5.0]),
+            of(3, Operation::Remove, &near, &[]),
+        ];
+        let routing = routing_of(CLUSTER_VERSION_IDS, 1);
+        let (mut messages, _) =
+            pack(&contents, &routing, None, &mut Residuals::new(0), &mut Found::default()).expect("finite");
+        assert_eq!(messages.len(), 1);
+        let bytes = messages.remove(0).builder.finish(1, 1, 0);
+        let body = PushBody::parse(&bytes).expect("a server can read it");
+        let sections: Vec<_> = body.sections().collect();
+        assert_eq!(sections.iter().map(|s| s.has_ids()).collect::<Vec<_>>(), [true, false, true]);
+        let keys = |at: usize| sections[at].keys().collect::<Vec<_>>();
+        assert_eq!(keys(0), [1, 3].map(|id| key_of(1, id)));
+        assert_eq!(sections[0].payload(), [2.0f32.to_le_bytes(), 3.0f32.to_le_bytes()].concat());
+        assert_eq!(keys(1), far.map(|id| key_of(2, id)), "in order of appearance");
+        assert_eq!(keys(2), [1, 3].map(|id| key_of(3, id)));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn sum_rows(
     if content.non_finite != NonFinitePolicy::Reject {
         let unseen = sum_by_policy(place, batch.rows(d).map(row), content.non_finite);
         let Some((count, column, value)) = unseen else { return Ok(false) };
-        let id = content.ids[batch.rows(d).next().unwrap_or_default()];
+        let id = content.ids[batch.first_row(d)];
         let action = match content.non_finite {
             NonFinitePolicy::Clip => NonFiniteAction::Clipped,
             NonFinitePolicy::SkipRow | NonFinitePolicy::Reject => NonFiniteAction::Skipped,
@@ -55,7 +55,7 @@ pub(super) fn sum_rows(
     }
     // A row that stands alone was checked with the push.
     if is_sum && let Some(column) = first_not_finite(place) {
-        let first = batch.rows(d).next().unwrap_or_default();
+        let first = batch.first_row(d);
         let value = get_value(place, column);
         found.add(content.table, NonFiniteAction::Rejected, 1, (content.ids[first], column, value), true);
         return Err(sum_refused(content, first, column));

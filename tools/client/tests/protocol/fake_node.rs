@@ -344,6 +344,13 @@ impl AdminService for Service {
         Err(Status::unimplemented("not part of these tests"))
     }
 
+    async fn raise_version(
+        &self,
+        _: Request<RaiseVersionRequest>,
+    ) -> Result<Response<RaiseVersionReply>, Status> {
+        Err(Status::unimplemented("not part of these tests"))
+    }
+
     async fn unsafe_recover(
         &self,
         _: Request<UnsafeRecoverRequest>,

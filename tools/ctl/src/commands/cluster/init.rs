@@ -29,6 +29,9 @@ pub(crate) struct InitArgs {
     /// Copies of each shard; at most as many as nodes.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
     replicas: u32,
+    /// The cluster version to begin with; by default the highest that all nodes know. Lower, older builds may join.
+    #[arg(long, value_name = "N")]
+    cluster_version: Option<u32>,
 }
 
 fn parse_node(text: &str) -> Result<NodeAddress, String> {
@@ -45,8 +48,12 @@ fn parse_node(text: &str) -> Result<NodeAddress, String> {
 
 pub(crate) async fn run(global: &Global, args: &InitArgs) -> Result<ExitCode, CtlError> {
     let node = Node::new(&args.nodes[0].address)?;
-    let request =
-        InitClusterRequest { nodes: args.nodes.clone(), shards: args.shards, replicas: args.replicas };
+    let request = InitClusterRequest {
+        nodes: args.nodes.clone(),
+        shards: args.shards,
+        replicas: args.replicas,
+        cluster_version: args.cluster_version,
+    };
     let unavailable = |problem: String| CtlError::Unavailable {
         seconds: global.timeout,
         tried: format!("  {}: {problem}", node.address),

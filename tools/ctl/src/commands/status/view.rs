@@ -38,6 +38,8 @@ pub(crate) struct ClusterId {
     /// Of the software on the node that answered.
     pub(crate) version: String,
     pub(crate) routing_version: u64,
+    /// What the cluster may use of its nodes' builds.
+    pub(crate) cluster_version: u32,
     pub(crate) meta_leader: Option<u64>,
 }
 
@@ -234,6 +236,7 @@ impl ClusterView {
             id: routing.cluster_id.clone(),
             version: routing.software_version.clone(),
             routing_version: routing.version,
+            cluster_version: routing.cluster_version,
             meta_leader: Some(routing.meta_leader_node).filter(|node| *node != 0),
         };
         ClusterView { cluster, nodes, shards, tables, jobs: Vec::new() }
