@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -29,7 +29,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 pub(crate) const GROUP: u64 = 9;
 /// Longer than any pause of the client.
 const PATIENCE: Duration = Duration::from_secs(5);
-const TABLE: u32 = 1;
+pub(crate) const TABLE: u32 = 1;
 
 /// What a node was asked beside pushes, and what it says.
 #[derive(Debug, Default)]
@@ -41,6 +41,8 @@ pub(crate) struct State {
     /// Numbers of the drops that came, and how many of them find no answer.
     pub(crate) drops: Mutex<Vec<u32>>,
     pub(crate) drops_lost: AtomicU64,
+    /// It says of each name that there is no such table.
+    pub(crate) has_no_table: AtomicBool,
     /// What the next pulls and table creations are answered; those behind them are served.
     pub(crate) refusals: Mutex<VecDeque<ErrorDetail>>,
     /// When pulls and table creations came.
@@ -312,6 +314,11 @@ impl AdminService for Service {
     ) -> Result<Response<DropTableReply>, Status> {
         let number = request.into_inner().number;
         self.0.drops.lock().push(number);
+        if self.0.has_no_table.load(Ordering::SeqCst) {
+            let kind = ErrorKind::UnknownTable as i32;
+            let detail = ErrorDetail { kind, message: "there is no such table".into(), ..Default::default() };
+            return Err(Status::with_details(tonic::Code::NotFound, "", detail.encode_to_vec().into()));
+        }
         let lose = |left: u64| left.checked_sub(1);
         if number != 0 && self.0.drops_lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
             return Err(Status::unavailable("the reply of a drop is lost"));
