@@ -135,7 +135,7 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     n_positive, n_negative = positive.sum(), (~positive).sum()
     if n_positive == 0 or n_negative == 0:
         return float("nan")
-    return float((ranks[rank_of][positive].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative))
+    return float((ranks[rank_of.reshape(-1)][positive].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative))
 
 
 def _rows(wheel: zipfile.ZipFile, kind: str) -> list[list[str]]:

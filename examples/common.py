@@ -28,6 +28,7 @@ if (ROOT / "bin" / "evershard").exists():
 sys.path.insert(0, str(ROOT / "demo"))
 
 import evershard as es  # noqa: E402
+from data import auc  # noqa: E402, F401 - examples take it from here
 
 #: A worker that is not heard of for this long is dead, and the others go on without it.
 LEASE_S = 30.0
@@ -338,14 +339,3 @@ class Report:
             value = figures[name]
             cells.append(("-" if value is None else format(value, form)).rjust(self._widths[name]))
         print("  ".join(cells), flush=True)
-
-
-def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative (ties count half)."""
-    _, rank_of, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    positive = labels > 0.5
-    many, few = positive.sum(), (~positive).sum()
-    if many == 0 or few == 0:
-        return float("nan")
-    return float((ranks[rank_of.reshape(-1)][positive].sum() - many * (many + 1) / 2) / (many * few))

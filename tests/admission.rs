@@ -4,12 +4,10 @@
 
 mod support;
 
-use std::time::Duration;
-
-use evershard::{Admission, DeadWorkerPolicy, ErrorKind, JobOptions, PullOptions, TableDefinition};
+use evershard::{Admission, ErrorKind, PullOptions, TableDefinition};
 use support::laggard::{applied, leave_behind};
 use support::pusher::{Load, Pusher, wait_progress};
-use support::trainer::{Table, Trainer, integers};
+use support::trainer::{Table, Trainer, in_step, integers};
 use support::{Cluster, Options, eventually};
 
 fn filtered(name: &str, filter_freq: u32) -> TableDefinition {
@@ -151,13 +149,7 @@ async fn a_share_of_the_ids_is_admitted_and_the_same_by_everybody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn occurrences_are_added_up_over_the_workers_of_a_step() {
     let cluster = Cluster::with_shards(2).await;
-    let options = JobOptions {
-        workers: 2,
-        staleness: Some(0),
-        dead_worker: DeadWorkerPolicy::Wait,
-        lease: Duration::from_secs(60),
-        ..JobOptions::default()
-    };
+    let options = in_step(2);
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let table = trainer.create(filtered("items", 4)).await;
     let job = trainer.client.job("ml", options).await.unwrap();

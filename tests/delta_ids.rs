@@ -6,10 +6,9 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use bytes::Bytes;
-use evershard::{DeadWorkerPolicy, Encoding, ErrorKind, JobOptions, PushOptions};
+use evershard::{Encoding, ErrorKind, PushOptions};
 use evershard_proto::key::mix64;
 use evershard_proto::push_body::{
     CLUSTER_VERSION_IDS, HEADER_BYTES, KEY_BYTES, Operation, PushBodyBuilder, SECTION_BYTES,
@@ -17,7 +16,7 @@ use evershard_proto::push_body::{
 use evershard_proto::v1::RaiseVersionRequest;
 use support::metrics::metric;
 use support::raw::{self, RawSession};
-use support::trainer::{Table, Trainer};
+use support::trainer::{Table, Trainer, in_step};
 use support::{Cluster, Options, eventually};
 
 const DIM: usize = 4;
@@ -224,13 +223,7 @@ async fn steps_of_a_job_are_summed_from_ids_through_kills() {
     let options = Options { shards: 2, ..Options::default() }.arg("--flush-interval-ms", 3_600_000);
     let mut cluster = Cluster::start(options).await;
     wait_version(&cluster, CLUSTER_VERSION_IDS).await;
-    let options = JobOptions {
-        workers: 2,
-        staleness: Some(0),
-        dead_worker: DeadWorkerPolicy::Wait,
-        lease: Duration::from_secs(60),
-        ..JobOptions::default()
-    };
+    let options = in_step(2);
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let other = Trainer::connect(&cluster.endpoints()).await;
     let mut tables = Vec::new();

@@ -8,13 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use evershard::{
-    DeadWorkerPolicy, ErrorKind, JobOptions, PullPart, PushOptions, PushPart, TableDefinition, Tensor,
-    TensorDtype, definition,
+    ErrorKind, PullPart, PushOptions, PushPart, TableDefinition, Tensor, TensorDtype, definition,
 };
 use evershard_proto::key::key_of;
 use evershard_proto::push_body::{Encoding, Operation, PushBodyBuilder};
 use support::raw::{self, RawSession};
-use support::trainer::Trainer;
+use support::trainer::{Trainer, in_step};
 use support::{Cluster, Options, eventually, setting};
 
 const BLOCK: u64 = 16_384;
@@ -360,13 +359,7 @@ async fn a_step_sums_tensors_and_tables() {
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let weight = tensor(&trainer, integers("weight", &[300, 100])).await;
     let items = trainer.integers("items", 4).await.table;
-    let options = JobOptions {
-        workers: 2,
-        staleness: Some(0),
-        dead_worker: DeadWorkerPolicy::Wait,
-        lease: Duration::from_secs(60),
-        ..JobOptions::default()
-    };
+    let options = in_step(2);
     let job = trainer.client.job("ml", options).await.unwrap();
     let mut workers = [job.worker(0).await.unwrap(), job.worker(1).await.unwrap()];
     for step in 1..=4u64 {

@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use evershard::{
-    Aggregation, ClientOptions, DeadWorkerPolicy, ErrorKind, Job, JobOptions, Worker, definition,
-};
-use support::trainer::{Table, Trainer};
+use evershard::{Aggregation, ClientOptions, ErrorKind, Job, JobOptions, Worker, definition};
+use support::trainer::{Table, Trainer, in_step};
 use support::{Cluster, Options, PATIENCE, setting};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -18,17 +16,6 @@ use tokio::time::timeout;
 const DIM: usize = 4;
 const WORKERS: u32 = 4;
 const IDS: u64 = 60;
-
-fn options(workers: u32) -> JobOptions {
-    JobOptions {
-        workers,
-        staleness: Some(0),
-        // Nobody is taken for dead on a busy machine: the sum would be another one.
-        dead_worker: DeadWorkerPolicy::Wait,
-        lease: Duration::from_secs(60),
-        ..JobOptions::default()
-    }
-}
 
 async fn connect(cluster: &Cluster, options: JobOptions) -> (Trainer, Job, Table) {
     let trainer = Trainer::connect(&cluster.endpoints()).await;
@@ -86,12 +73,12 @@ async fn train(worker: &mut Worker, tables: &[evershard::Table; 2], steps: std::
 /// Trains, kills the leader of a shard or of the meta group `kills` times on the way, and gives the bits of every weight.
 async fn run(steps: u64, kills: usize) -> Vec<u32> {
     let mut cluster = Cluster::with_shards(3).await;
-    let (trainer, _, _) = connect(&cluster, options(WORKERS)).await;
+    let (trainer, _, _) = connect(&cluster, in_step(WORKERS)).await;
     let all = tables(&trainer).await;
     let progress = Arc::new(AtomicU64::new(0));
     let mut running = JoinSet::new();
     for rank in 0..WORKERS {
-        let (process, job, _) = connect(&cluster, options(WORKERS)).await;
+        let (process, job, _) = connect(&cluster, in_step(WORKERS)).await;
         let (tables, progress) = (tables(&process).await, progress.clone());
         running.spawn(async move {
             let mut worker = job.worker(rank).await.unwrap();
@@ -153,7 +140,7 @@ async fn a_step_is_applied_at_its_end_with_what_all_workers_contributed() {
     let cluster = Cluster::with_shards(2).await;
     for aggregation in [Aggregation::Sum, Aggregation::Mean] {
         let (trainer, job, table) =
-            connect(&cluster, JobOptions { aggregation: Some(aggregation), ..options(2) }).await;
+            connect(&cluster, JobOptions { aggregation: Some(aggregation), ..in_step(2) }).await;
         let id = aggregation as u64;
         let (mut first, mut second) = (job.worker(0).await.unwrap(), job.worker(1).await.unwrap());
         add(&first, &table, &[id], 3.0).await;
@@ -192,7 +179,7 @@ async fn a_step_is_applied_at_its_end_with_what_all_workers_contributed() {
 async fn a_large_step_goes_through_in_parts_and_once() {
     const ROWS: u64 = 60_000;
     let mut cluster = Cluster::with_shards(1).await;
-    let (_trainer, job, table) = connect(&cluster, options(1)).await;
+    let (_trainer, job, table) = connect(&cluster, in_step(1)).await;
     let ids: Vec<u64> = (0..ROWS).collect();
     let mut worker = job.worker(0).await.unwrap();
     for step in 0..6u64 {
@@ -223,11 +210,11 @@ async fn a_large_step_goes_through_in_parts_and_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replacement_contributes_instead_of_whoever_had_the_rank() {
     let cluster = Cluster::with_shards(2).await;
-    let (_one, job, table) = connect(&cluster, options(2)).await;
+    let (_one, job, table) = connect(&cluster, in_step(2)).await;
     let (mut first, old) = (job.worker(0).await.unwrap(), job.worker(1).await.unwrap());
     add(&first, &table, &[1, 2, 3, 4], 1.0).await;
     add(&old, &table, &[1, 2, 3, 4], 100.0).await;
-    let (_other, job, _) = connect(&cluster, options(2)).await;
+    let (_other, job, _) = connect(&cluster, in_step(2)).await;
     let mut new = job.worker(1).await.unwrap();
     add(&new, &table, &[1, 2], 10.0).await;
     let refused = old.push(&table.table, &[3], &[-100.0; DIM]).await;
@@ -248,7 +235,7 @@ async fn a_replacement_contributes_instead_of_whoever_had_the_rank() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_are_given_up_and_made_again_count_once() {
     let cluster = Cluster::with_shards(2).await;
-    let (_trainer, job, table) = connect(&cluster, options(2)).await;
+    let (_trainer, job, table) = connect(&cluster, in_step(2)).await;
     let (mut first, mut second) = (job.worker(0).await.unwrap(), job.worker(1).await.unwrap());
     let ids: Vec<u64> = (0..2000).collect();
     let mut acknowledged = 0.0;
@@ -292,7 +279,7 @@ async fn a_push_beyond_the_bound_is_in_no_step_and_takes_no_room() {
     let impatient = ClientOptions { deadline: Duration::from_secs(4), ..ClientOptions::default() };
     let trainer = Trainer::with(&cluster.endpoints(), impatient).await;
     let table = trainer.integers("wide", WIDE).await;
-    let mut worker = trainer.client.job("ml", options(1)).await.unwrap().worker(0).await.unwrap();
+    let mut worker = trainer.client.job("ml", in_step(1)).await.unwrap().worker(0).await.unwrap();
     // A little more than 1 KiB a row.
     let ids: Vec<u64> = (0..20_000).collect();
     let gradients = vec![-1.0; ids.len() * WIDE];

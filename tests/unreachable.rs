@@ -1,13 +1,16 @@
-//! A client that reaches nobody gets an error within its deadline that names what it tried: never a hang.
+//! A client that reaches nobody gets an error within its deadline that names what it tried: never a hang; and one that reaches a node
+//! which the others do not reach hears from them what there is.
 
 mod support;
 
 use std::time::Duration;
 
 use evershard::{Client, ClientOptions, Error, ErrorKind};
+use evershard_proto::v1::GetRoutingRequest;
 use support::ledger::Ledger;
+use support::proxy::Mode;
 use support::trainer::Trainer;
-use support::{Cluster, PATIENCE, ports};
+use support::{Cluster, Options, PATIENCE, eventually, ports};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
@@ -106,4 +109,32 @@ async fn a_push_given_up_is_applied_once_or_not_at_all() {
     let row = table.pull(&[7]).await.unwrap();
     assert!(row == [-2.0; DIM] || row == [-18.0; DIM], "{row:?}");
     cluster.assert_replicas_equal().await;
+}
+
+/// It goes on to say what it knew: a table that was created since is there all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_is_found_although_the_node_that_is_asked_first_has_not_heard_of_it() {
+    let cluster = Cluster::start(Options { shards: 1, proxied: true, ..Options::default() }).await;
+    let leader = eventually("a leader of the meta group", || async {
+        let known = cluster.routing(1).await.map_or(0, |routing| routing.meta_leader_node);
+        if known == 0 { Err("none is known".to_owned()) } else { Ok(known) }
+    })
+    .await;
+    cluster.transfer(0, leader).await;
+    let behind = leader % 3 + 1;
+    cluster.proxy(behind).set(Mode::Cut);
+    let creator = Trainer::connect(&cluster.node(leader).address()).await;
+    creator.integers("later", DIM).await;
+
+    let ask = async |node: u64, confirmed: bool| {
+        let reply = cluster.admin(node).get_routing(GetRoutingRequest { confirmed }).await;
+        reply.map(|routing| routing.into_inner().tables.len())
+    };
+    assert_eq!(ask(behind, false).await.unwrap(), 0, "it has not heard of it");
+    assert!(ask(behind, true).await.is_err(), "it does not lead the meta group");
+    assert_eq!(ask(leader, true).await.unwrap(), 1);
+    let first = format!("{},{}", cluster.node(behind).address(), cluster.node(leader).address());
+    let client = Client::connect(&first, ClientOptions::default()).await.unwrap();
+    assert_eq!(client.table("later").await.unwrap().name(), "later");
+    assert_eq!(client.table("never").await.unwrap_err().kind(), ErrorKind::UnknownTable);
 }

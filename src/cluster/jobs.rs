@@ -104,6 +104,20 @@ impl Node {
         Err(RequestError::not_leader(0, leadership.leader.filter(|_| !leadership.is_self).as_ref()))
     }
 
+    /// Returns when this node's meta state has everything that was acknowledged before the call.
+    ///
+    /// # Errors
+    /// NOT_LEADER elsewhere, also when no quorum confirms that this node leads.
+    pub async fn confirm_meta_state(&self) -> Result<(), RequestError> {
+        self.leading_meta()?;
+        let meta = self.replicas.meta().ok_or_else(|| RequestError::not_leader(0, None))?;
+        let confirmed = tokio::time::timeout(RECORD_WITHIN, meta.raft.read_index()).await;
+        match confirmed {
+            Ok(read) => read.map(|_| ()).map_err(|e| RequestError::from_not_serving(0, &e)),
+            Err(_) => Err(RequestError::not_leader(0, None)),
+        }
+    }
+
     /// Creates a job, or finds it as defined. May be asked of any node.
     ///
     /// # Errors

@@ -52,7 +52,7 @@ async fn create(
     };
     loop {
         // A reply may have been lost, here or in the start before: an existing cluster is what we want.
-        if let Ok(routing) = client.get_routing(GetRoutingRequest {}).await
+        if let Ok(routing) = client.get_routing(GetRoutingRequest::default()).await
             && !routing.get_ref().cluster_id.is_empty()
         {
             return Ok(());
@@ -87,7 +87,7 @@ async fn wait_for_leaders(
         let mut views = Vec::new();
         for client in clients.iter_mut() {
             if let Ok(Ok(reply)) =
-                timeout(Duration::from_secs(2), client.get_routing(GetRoutingRequest {})).await
+                timeout(Duration::from_secs(2), client.get_routing(GetRoutingRequest::default())).await
             {
                 views.push(reply.into_inner());
             }

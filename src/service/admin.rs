@@ -105,8 +105,11 @@ impl AdminService for AdminDoor {
         Ok(Response::new(InitClusterReply { cluster_id }))
     }
 
-    async fn get_routing(&self, _request: Request<GetRoutingRequest>) -> Result<Response<Routing>, Status> {
+    async fn get_routing(&self, request: Request<GetRoutingRequest>) -> Result<Response<Routing>, Status> {
         self.node.require_cluster()?;
+        if request.get_ref().confirmed {
+            self.node.confirm_meta_state().await?;
+        }
         let leaders = self.node.leaders();
         // The epoch first: a table is never said to be newer than it is.
         let recovery_epoch = self.node.recovery.get();

@@ -204,8 +204,10 @@ impl Cluster {
     /// The cluster as a node knows it.
     pub(crate) async fn routing(&self, id: u64) -> Option<Routing> {
         let mut admin = self.admin(id);
-        let reply =
-            timeout(Duration::from_secs(5), admin.get_routing(GetRoutingRequest {})).await.ok()?.ok()?;
+        let reply = timeout(Duration::from_secs(5), admin.get_routing(GetRoutingRequest::default()))
+            .await
+            .ok()?
+            .ok()?;
         Some(reply.into_inner())
     }
 

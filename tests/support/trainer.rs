@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use evershard::{Client, ClientOptions, Error, PushHandle, TableDefinition, definition};
+use evershard::{
+    Client, ClientOptions, DeadWorkerPolicy, Error, JobOptions, PushHandle, TableDefinition, definition,
+};
 
 /// A client with a session of its own.
 #[derive(Debug, Clone)]
@@ -14,6 +16,17 @@ pub(crate) struct Trainer {
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
     pub(crate) table: evershard::Table,
+}
+
+/// Of a job whose workers go in step. Nobody is taken for dead on a busy machine: the sums would be others.
+pub(crate) fn in_step(workers: u32) -> JobOptions {
+    JobOptions {
+        workers,
+        staleness: Some(0),
+        dead_worker: DeadWorkerPolicy::Wait,
+        lease: Duration::from_secs(60),
+        ..JobOptions::default()
+    }
 }
 
 /// The widest table is far from this.

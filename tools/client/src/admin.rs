@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
 use evershard_proto::v1::{
-    CreateTableRequest, DropTableRequest, GetNodeStatusRequest, NodeStatus, Routing, ScrubReply,
-    ScrubRequest, SetOptimizerRequest, TableDefinition, TableDescription, TransferLeaderRequest,
+    CreateTableRequest, DropTableRequest, GetNodeStatusRequest, GetRoutingRequest, NodeStatus, Routing,
+    ScrubReply, ScrubRequest, SetOptimizerRequest, TableDefinition, TableDescription, TransferLeaderRequest,
 };
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -55,6 +55,17 @@ impl Admin {
         Ok(self.routing.refresh_until(self.deadline()).await?.routing.clone())
     }
 
+    /// The routing table as of now, from the meta group's leader: other nodes answer with what they have heard.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the meta group has no leader in time.
+    pub(crate) async fn confirmed_routing(&self) -> Result<Routing, Error> {
+        let asked = self.call("ask for the routing table", self.deadline(), |mut client| async move {
+            client.get_routing(GetRoutingRequest { confirmed: true }).await
+        });
+        Ok(self.routing.adopt_confirmed(asked.await?)?.routing.clone())
+    }
+
     /// Creates a table, or finds it as defined.
     ///
     /// # Errors
@@ -87,26 +98,14 @@ impl Admin {
     /// [`Error::Refused`] with UNKNOWN_TABLE; [`Error::Unavailable`]: it may be dropped or not.
     pub async fn drop_table(&self, name: &str) -> Result<(), Error> {
         let deadline = self.deadline();
-        let number = self.number_of_table(name, deadline).await?;
-        self.call("drop a table", deadline, move |mut client| {
-            let request = DropTableRequest { name: name.into(), number };
-            async move { client.drop_table(request).await }
-        })
-        .await
-        .map(|_| ())
-    }
-
-    /// The number of the table that has the name now, as the meta group says: no node's memory of it is asked.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] with UNKNOWN_TABLE; [`Error::Unavailable`].
-    pub(crate) async fn number_of_table(&self, name: &str, deadline: Instant) -> Result<u32, Error> {
-        // The first half of a drop, which drops nothing.
-        let found = self.call("find a table", deadline, move |mut client| {
-            let request = DropTableRequest { name: name.into(), number: 0 };
-            async move { client.drop_table(request).await }
-        });
-        Ok(found.await?.number)
+        let ask = |number| {
+            self.call("drop a table", deadline, move |mut client| {
+                let request = DropTableRequest { name: name.into(), number };
+                async move { client.drop_table(request).await }
+            })
+        };
+        let number = ask(0).await?.number;
+        ask(number).await.map(|_| ())
     }
 
     /// Digests of all replicas of all shards.

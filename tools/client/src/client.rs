@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use evershard_proto::limits::TABLE_NAME_BYTES_MAX;
-use evershard_proto::v1::{Optimizer, Routing, TableDefinition, TableDescription, WorkerIdentity};
+use evershard_proto::v1::{ErrorKind, Optimizer, Routing, TableDefinition, TableDescription, WorkerIdentity};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
-use crate::backoff::Backoff;
 use crate::node_channel::NodeChannels;
 use crate::non_finite::Reports;
 use crate::push::Residuals;
@@ -200,23 +199,13 @@ impl Client {
             let named = |t: &&TableDescription| t.definition.as_ref().is_some_and(|d| d.name == name);
             routing.tables.iter().find(named).cloned()
         };
-        let deadline = self.inner.admin.deadline();
-        let mut backoff = Backoff::default();
-        loop {
-            if let Some(description) = find(&self.inner.admin.routing().await?) {
-                return Ok(self.handle(&description));
-            }
+        let described = match find(&self.inner.admin.routing().await?) {
+            Some(description) => Some(description),
             // A node that was started a moment ago may not have heard of it yet. Whether there is one, the meta group says.
-            self.inner.admin.number_of_table(name, deadline).await?;
-            let pause = backoff.pause(0);
-            if Instant::now() + pause >= deadline {
-                let last =
-                    format!("there is a table {name:?}, but the nodes that answered did not know it yet");
-                let (operation, elapsed) = ("find a table".into(), self.inner.options.deadline);
-                return Err(Error::Unavailable { operation, tried: Vec::new(), last, elapsed });
-            }
-            tokio::time::sleep(pause).await;
-        }
+            None => find(&self.inner.admin.confirmed_routing().await?),
+        };
+        let unknown = || Error::refused(ErrorKind::UnknownTable, format!("there is no table {name:?}"));
+        Ok(self.handle(&described.ok_or_else(unknown)?))
     }
 
     /// Gives a table other hyper-parameters: [`Table::set_optimizer`] of the table that has the name now.

@@ -265,7 +265,7 @@ impl RoutingCache {
 
     async fn ask(&self, address: &str) -> Result<Routing, ErrorDetail> {
         let mut client = crate::admin::client(self.unary_channel(address)?, self.recovery_epoch());
-        match tokio::time::timeout(ASK_TIMEOUT, client.get_routing(GetRoutingRequest {})).await {
+        match tokio::time::timeout(ASK_TIMEOUT, client.get_routing(GetRoutingRequest::default())).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => {
                 let mut detail = detail_of(&status);
@@ -274,6 +274,23 @@ impl RoutingCache {
             }
             Err(_) => Err(passing(format!("{address}: no answer within {ASK_TIMEOUT:?}"))),
         }
+    }
+
+    /// Takes in what the meta group's leader knows.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with WRONG_CLUSTER, [`Error::Unavailable`] for a table that cannot be used now.
+    pub(crate) fn adopt_confirmed(&self, routing: Routing) -> Result<Arc<RoutingTable>, Error> {
+        const LEADER: &str = "the meta group's leader";
+        self.adopt(routing, LEADER).map_err(|detail| match detail.kind() {
+            ErrorKind::WrongCluster => Error::refused(detail.kind(), detail.message),
+            _ => Error::Unavailable {
+                operation: "ask for the routing table".into(),
+                tried: vec![LEADER.into()],
+                last: detail.message,
+                elapsed: Duration::ZERO,
+            },
+        })
     }
 
     /// Takes in what the node at `from` knows.

@@ -73,7 +73,7 @@ impl Connection {
             .collect::<Result<Vec<_>, _>>()?;
         let (routing, _) =
             first(&endpoints, deadline, global.timeout, "tell its routing table", |node| async move {
-                let routing = node.admin().get_routing(GetRoutingRequest {}).await?;
+                let routing = node.admin().get_routing(GetRoutingRequest::default()).await?;
                 if routing.get_ref().cluster_id.is_empty() {
                     return Err(not_initialized());
                 }
@@ -110,7 +110,7 @@ impl Connection {
     pub(crate) async fn refresh(&mut self) -> Result<(), CtlError> {
         let (routing, _) = self
             .call("tell its routing table", |node| async move {
-                node.admin().get_routing(GetRoutingRequest {}).await
+                node.admin().get_routing(GetRoutingRequest::default()).await
             })
             .await?;
         self.routing = routing;

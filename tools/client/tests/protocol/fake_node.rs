@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -41,8 +41,9 @@ pub(crate) struct State {
     /// Numbers of the drops that came, and how many of them find no answer.
     pub(crate) drops: Mutex<Vec<u32>>,
     pub(crate) drops_lost: AtomicU64,
-    /// It says of each name that there is no such table.
-    pub(crate) has_no_table: AtomicBool,
+    /// What it says as the meta group's leader, and how often it was asked as such.
+    pub(crate) confirmed_routing: Mutex<Routing>,
+    pub(crate) confirmed_asked: AtomicU64,
     /// What the next pulls and table creations are answered; those behind them are served.
     pub(crate) refusals: Mutex<VecDeque<ErrorDetail>>,
     /// When pulls and table creations came.
@@ -260,7 +261,11 @@ impl ParameterService for Service {
 
 #[tonic::async_trait]
 impl AdminService for Service {
-    async fn get_routing(&self, _: Request<GetRoutingRequest>) -> Result<Response<Routing>, Status> {
+    async fn get_routing(&self, asked: Request<GetRoutingRequest>) -> Result<Response<Routing>, Status> {
+        if asked.get_ref().confirmed {
+            self.0.confirmed_asked.fetch_add(1, Ordering::SeqCst);
+            return Ok(Response::new(self.0.confirmed_routing.lock().clone()));
+        }
         Ok(Response::new(self.0.routing.lock().clone()))
     }
 
@@ -314,11 +319,6 @@ impl AdminService for Service {
     ) -> Result<Response<DropTableReply>, Status> {
         let number = request.into_inner().number;
         self.0.drops.lock().push(number);
-        if self.0.has_no_table.load(Ordering::SeqCst) {
-            let kind = ErrorKind::UnknownTable as i32;
-            let detail = ErrorDetail { kind, message: "there is no such table".into(), ..Default::default() };
-            return Err(Status::with_details(tonic::Code::NotFound, "", detail.encode_to_vec().into()));
-        }
         let lose = |left: u64| left.checked_sub(1);
         if number != 0 && self.0.drops_lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
             return Err(Status::unavailable("the reply of a drop is lost"));

@@ -2,7 +2,7 @@
 //!
 //! `fake_node.rs` is such a node; `refusals.rs` what refusals come to; `order.rs` numbers, leaders and windows; `retry.rs`
 //! what a push that failed in part can still become; `pauses.rs` pauses that a node asks for; `sessions.rs` leases;
-//! `drops.rs` tables; `clusters.rs` whose nodes they are.
+//! `drops.rs` tables that are dropped; `tables.rs` tables that a node has not heard of; `clusters.rs` whose nodes they are.
 
 mod clusters;
 mod drops;
@@ -12,3 +12,4 @@ mod pauses;
 mod refusals;
 mod retry;
 mod sessions;
+mod tables;

@@ -73,7 +73,7 @@ pub(crate) async fn run(global: &Global, args: &InitArgs) -> Result<ExitCode, Ct
         Err(_) => {
             let created = node
                 .admin()
-                .get_routing(GetRoutingRequest {})
+                .get_routing(GetRoutingRequest::default())
                 .await
                 .is_ok_and(|r| !r.get_ref().cluster_id.is_empty());
             let what = if created { "the cluster was created, but the answer was lost" } else { "no answer" };
