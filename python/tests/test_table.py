@@ -112,6 +112,9 @@ def test_push_pull_reads_before_it_pushes(sgd):
 
 
 def test_a_learning_rate_for_one_push(sgd):
+    for lr in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(es.InvalidArgument, match="learning rate"):
+            sgd.push([1], np.ones((1, 4)), lr=lr)
     sgd.push([1], np.ones((1, 4)), lr=0.25)
     sgd.apply_gradients([1], np.ones((1, 4)))
     assert sgd.lookup([1])[0].tolist() == [-1.25] * 4

@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 
 pub(crate) use content::{Content, check};
 use evershard_proto::push_body::{Encoding, PushBodyBuilder};
+use evershard_proto::v1::ErrorKind;
 pub use handle::PushHandle;
 pub(crate) use residuals::Residuals;
 
@@ -79,6 +80,11 @@ async fn check_and_pack(
     options: PushOptions,
     deadline: Instant,
 ) -> Result<(Vec<packing::Packed>, usize), Error> {
+    // A message has NaN where it has none, and the servers look at the others: here, so that nothing of the push is applied.
+    if let Some(lr) = options.lr.filter(|lr| !(lr.is_finite() && *lr >= 0.0)) {
+        let what = format!("push refused: learning rate {lr} must be finite and at least 0");
+        return Err(Error::refused(ErrorKind::Invalid, what));
+    }
     let mut found = Found::default();
     if let Err(refused) = check(contents, &mut found) {
         inner.reports.tell_refusal(found).await;
