@@ -148,6 +148,10 @@ impl Node {
             Ok(CommandOutcome::Malformed | CommandOutcome::OutOfOrder) => {
                 refused(ErrorKind::Internal, format!("group {group} could not read a command of this node"))
             }
+            Ok(CommandOutcome::CutTooOld) => refused(
+                ErrorKind::Conflict,
+                format!("what the checkpoint builds upon was cut too long ago in group {group}: a base is needed"),
+            ),
             Err(error) => refused(ErrorKind::Internal, format!("the answer of group {group}: {error}")),
         }
     }

@@ -84,6 +84,15 @@ impl NodeService for NodeDoor {
         Ok(Response::new(QuarantineReplicaReply {}))
     }
 
+    type WritePartStream = futures_util::stream::Empty<Result<evershard_proto::v1::WritePartEvent, Status>>;
+
+    async fn write_part(
+        &self,
+        _request: Request<evershard_proto::v1::WritePartRequest>,
+    ) -> Result<Response<Self::WritePartStream>, Status> {
+        Err(Status::unimplemented("soon"))
+    }
+
     async fn read_points(
         &self,
         request: Request<ReadPointsRequest>,

@@ -90,7 +90,7 @@ impl Reference {
                     self.tables.insert(number, table.definition.expect("there"));
                 }
             }
-            ShardCommand::Scrub { .. } => {}
+            ShardCommand::Scrub { .. } | ShardCommand::Cut { .. } => {}
             ShardCommand::Sessions { floor, live } => {
                 self.expired.extend((0..floor).filter(|number| !live.contains(number)));
                 self.floor = self.floor.max(floor);
