@@ -21,6 +21,7 @@ use super::cut::{CutCopies, CutSink};
 use super::error::ShardError;
 use super::rows::Rows;
 use super::scans::{Gathered, ScanId, ScrubResult, SkipReason};
+use crate::read::AddRow;
 
 /// Rows added under one taking of the lock, and rows of the store between two looks at whether to go on.
 const SLICE: usize = if cfg!(test) { 3 } else { 1024 };

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use super::cold::rows_a_lock;
 use super::cut::CutCopies;
 use super::rows::Floors;
-use crate::read::Digest;
+use crate::read::{AddRow, Digest};
 
 /// Results that are kept for whoever asks.
 const RESULTS_MAX: usize = 16;

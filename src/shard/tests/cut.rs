@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use super::harness::{Replica, apply, cases, command, flush};
 use super::script::{clear, log, one, schema};
 use crate::model::{CommandOutcome, KeyRange};
-use crate::read::Digest;
+use crate::read::{AddRow, Digest};
 use crate::shard::{CutBegun, CutRows, CutSink, CutTicket, ShardMachine, SkipReason, SmallState};
 
 /// What links of a chain add up to.

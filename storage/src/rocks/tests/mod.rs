@@ -285,6 +285,7 @@ fn a_run_that_is_dropped_leaves_nothing() {
 fn compaction_forgets_the_tombstones_that_replay_is_past() {
     let (folder, shared) = (TempDir::new().unwrap(), shared());
     let store = ReplicaStore::create(&folder.path().join("s"), &identity(1), &shared).unwrap();
+    store.set_kept_above(None);
     flush(&store, 1, &[(1, 1, 1.0), (1, 2, 1.0), (1, 3, 1.0)]);
     let mut run = store.begin_run().unwrap();
     run.put(1, 1, tombstone(2), &[0.0, 0.0]).unwrap();
