@@ -10,6 +10,7 @@ pub mod hash;
 pub mod manifest;
 pub mod name;
 pub mod run;
+pub mod target;
 
 /// Counts what decoders take.
 #[cfg(test)]

@@ -28,6 +28,8 @@ mod text;
 pub use codec::{decode, encode};
 pub use content::{Content, JobEntry, TableEntry, WorkerEntry};
 pub use error::ManifestError;
+#[cfg(test)]
+pub(crate) use tests::sample;
 pub use part::{FileEntry, FileKind, Link, LinkKind, RunEntry, ShardEntry, StateEntry};
 
 /// Bytes of a manifest.
