@@ -9,8 +9,10 @@
 pub mod hash;
 pub mod manifest;
 pub mod name;
+pub mod reader;
 pub mod run;
 pub mod target;
+pub mod verify;
 
 /// Counts what decoders take.
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Node {
         }
     }
 
-    fn addresses_of_group(&self, group: u64) -> Vec<String> {
+    pub(super) fn addresses_of_group(&self, group: u64) -> Vec<String> {
         let state = self.meta_state();
         let Some(placement) = find_group(&state, group) else { return self.config.peers.clone() };
         let on = placement.replicas.iter().map(|r| r.node);

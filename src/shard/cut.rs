@@ -19,7 +19,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use evershard_storage::table::{RowHeader, RowRef};
+use evershard_storage::table::{RowHeader, RowRef, RowShape};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -124,6 +124,12 @@ impl CutTicket {
     pub async fn begun(&mut self) -> Result<CutBegun, SkipReason> {
         let Some(begun) = self.begun.take() else { return Err(SkipReason::Stopped) };
         begun.await.unwrap_or(Err(SkipReason::Stopped))
+    }
+
+    /// The shapes of the tables there are. To be asked once the cut was applied.
+    #[must_use]
+    pub fn shapes(&self) -> BTreeMap<u32, RowShape> {
+        self.rows.read().scans().shapes(ScanId::Cut(self.checkpoint))
     }
 
     /// Hands the rows to `sink`, on this thread, which blocks on the disk. `go_on` is asked now and then: false ends it.

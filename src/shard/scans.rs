@@ -180,7 +180,7 @@ pub(crate) struct Scans {
 impl Scans {
     /// Begins a scan of the state as of `index`, on top of a digest; false when there are too many. With `copies` it is its
     /// beginner's to run.
-    pub(crate) fn begin(
+    pub(super) fn begin(
         &mut self,
         id: ScanId,
         index: u64,
@@ -311,6 +311,13 @@ impl Scans {
             }
         }
         Some(false)
+    }
+
+    /// The tables of a scan.
+    pub(super) fn shapes(&self, id: ScanId) -> BTreeMap<u32, RowShape> {
+        let running = self.running.lock();
+        let tables = running.iter().find(|scan| scan.id == id).map(|scan| &scan.gathered.tables);
+        tables.into_iter().flatten().map(|(number, table)| (*number, table.shape)).collect()
     }
 
     /// What was copied for a checkpoint's scan since it was last asked for.

@@ -74,8 +74,11 @@ impl Target {
     /// # Errors
     /// The first that is missing or has another length; or the store fails.
     pub async fn look_at_all(&self, content: &Content) -> Result<(), TargetError> {
-        let files = content.files();
-        let looks = files.iter().map(|file| self.look_at(file));
+        let look = |file: FileEntry| {
+            let target = self.clone();
+            async move { target.look_at(&file).await }
+        };
+        let looks: Vec<_> = content.files().into_iter().map(look).collect();
         stream::iter(looks).buffer_unordered(LOOKS_AT_ONCE).try_collect().await
     }
 
