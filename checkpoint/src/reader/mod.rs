@@ -12,6 +12,8 @@
 //! Not here: runs (`crate::run`), bytes (`crate::target`), the order of blocks in memory of who takes the rows.
 
 mod batch;
+#[cfg(test)]
+mod boundary_tests;
 mod cursor;
 mod part;
 #[cfg(test)]

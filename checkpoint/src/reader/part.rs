@@ -24,6 +24,9 @@ pub(super) struct PartRows {
     next: BinaryHeap<Reverse<(u64, Reverse<usize>, usize)>>,
     /// By link: rows of lower versions are none.
     floors: Vec<u64>,
+    /// The key that was decided last: what has it still says what was before. Runs may begin at it that are not open yet, behind the
+    /// end of a batch too.
+    last: Option<u64>,
 }
 
 impl PartRows {
@@ -47,7 +50,7 @@ impl PartRows {
             Reverse((cursor.first_key(), Reverse(*link), place))
         };
         let next = cursors.iter().enumerate().map(at).collect();
-        PartRows { target: target.clone(), table, selection, cursors, next, floors }
+        PartRows { target: target.clone(), table, selection, cursors, next, floors, last: None }
     }
 
     /// Moves the run on; one that is behind its last row, or behind the last key that is wanted, is closed.
@@ -72,14 +75,13 @@ impl PartRows {
         shape: &mut Option<RunShape>,
     ) -> Result<(), TargetError> {
         let mut floats = 0;
-        let mut last = None;
         while batch.len() < BATCH_ROWS && floats < BATCH_FLOATS {
             let Some(Reverse((key, link, place))) = self.next.pop() else { return Ok(()) };
             let (_, cursor) = &self.cursors[place];
             if let Some(row) = cursor.row() {
                 // Of equal keys the latest link comes first, and the others say what it was before.
-                let is_first = last != Some(key);
-                last = Some(key);
+                let is_first = self.last != Some(key);
+                self.last = Some(key);
                 let found = cursor.shape().unwrap_or(RunShape { dim: 0, state: 0, notes: 0 });
                 if *shape.get_or_insert(found) != found {
                     let what = format!("the rows of table {} have {found:?}, others {shape:?}", self.table);
@@ -93,14 +95,6 @@ impl PartRows {
                 }
             }
             self.move_on(link, place).await?;
-            // What has the same key goes by before the batch ends.
-            while let Some(Reverse((other, link, place))) = self.next.peek().copied()
-                && last == Some(other)
-                && self.cursors[place].1.is_open()
-            {
-                self.next.pop();
-                self.move_on(link, place).await?;
-            }
         }
         Ok(())
     }
