@@ -64,7 +64,12 @@ impl Target {
         let meta = self.store.head(&self.path(&path)).await;
         let found = meta.map_err(|error| self.error("look at", &path, &error))?.size;
         if found != file.bytes {
-            return Err(TargetError::Length { target: self.url.to_string(), path, expected: file.bytes, found });
+            return Err(TargetError::Length {
+                target: self.url.to_string(),
+                path,
+                expected: file.bytes,
+                found,
+            });
         }
         Ok(())
     }
@@ -90,8 +95,11 @@ impl Target {
     /// store fails. There is no checkpoint then, unless the store failed at the very end: [`Target::has`] tells.
     pub async fn finish(&self, content: &Content) -> Result<(), TargetError> {
         let path = Self::manifest_path(&content.name);
-        let bytes = encode(content)
-            .map_err(|source| TargetError::Manifest { target: self.url.to_string(), path: path.clone(), source })?;
+        let bytes = encode(content).map_err(|source| TargetError::Manifest {
+            target: self.url.to_string(),
+            path: path.clone(),
+            source,
+        })?;
         self.look_at_all(content).await?;
         let options = PutOptions::from(PutMode::Create);
         match self.store.put_opts(&self.path(&path), bytes.into(), options).await {
