@@ -204,7 +204,8 @@ async fn serve_doors(
             admit.clone(),
         ))
         .add_service(InterceptedService::new(
-            CheckpointServiceServer::new(CheckpointDoor::new(node.clone())).max_decoding_message_size(bounded),
+            CheckpointServiceServer::new(CheckpointDoor::new(node.clone()))
+                .max_decoding_message_size(bounded),
             admit.clone(),
         ))
         .add_service(InterceptedService::new(

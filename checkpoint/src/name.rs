@@ -78,7 +78,10 @@ mod tests {
             assert_eq!(good.parse::<CheckpointName>().expect("a name").as_str(), good);
         }
         let too_long = "a".repeat(64);
-        for bad in ["", ".", "..", ".hidden", "-x", "_x", "A", "a/b", "a\\b", "../a", "a b", "a\0", "é", "a\n", &too_long] {
+        for bad in [
+            "", ".", "..", ".hidden", "-x", "_x", "A", "a/b", "a\\b", "../a", "a b", "a\0", "é", "a\n",
+            &too_long,
+        ] {
             assert!(bad.parse::<CheckpointName>().is_err(), "{bad:?}");
         }
     }

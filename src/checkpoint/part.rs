@@ -78,7 +78,8 @@ pub async fn write_part(
         let rows = ticket.rows(&mut sink, &mut || !is_wanted.is_closed());
         sink.end(rows.map(|rows| rows.tables).map_err(PartError::Skipped))
     });
-    let (mut entries, mut written, mut bytes_added): (Vec<RunEntry>, _, _) = (Vec::new(), Written::default(), 0);
+    let (mut entries, mut written, mut bytes_added): (Vec<RunEntry>, _, _) =
+        (Vec::new(), Written::default(), 0);
     while let Some(run) = runs.recv().await {
         let (entry, is_new) = target.put_run(&run).await?;
         written.rows += entry.rows;

@@ -128,14 +128,18 @@ impl Node {
 
         let asked_at = Instant::now();
         let held = self.holds.begin().ok_or_else(|| {
-            RequestError::new(ErrorKind::Unavailable, "another checkpoint is being cut: try again").retry_soon()
+            RequestError::new(ErrorKind::Unavailable, "another checkpoint is being cut: try again")
+                .retry_soon()
         })?;
         let within = match request.hold_within_ms {
             0 => HOLD_WITHIN,
             millis => Duration::from_millis(millis.into()),
         };
         self.wait_until_held(asked_at + within).await.map_err(|missing| {
-            RequestError::new(ErrorKind::Unavailable, format!("the jobs could not be held in time: {missing}"))
+            RequestError::new(
+                ErrorKind::Unavailable,
+                format!("the jobs could not be held in time: {missing}"),
+            )
         })?;
         let arrived_at = Instant::now();
         let wait_ms = millis(arrived_at - asked_at);
@@ -154,7 +158,8 @@ impl Node {
 
         let parts = self.collect_parts(&mut writers, events).await?;
         let times = content::Times { hold_ms, wait_ms };
-        let content = content::content_of(&cut_state, (name, request), (&cuts, parts), before.as_ref(), times)?;
+        let content =
+            content::content_of(&cut_state, (name, request), (&cuts, parts), before.as_ref(), times)?;
         target.finish(&content).await.map_err(|error| target_error(&error))?;
         let done = CheckpointDone {
             name: content.name.to_string(),
@@ -234,7 +239,8 @@ impl Node {
             async move {
                 let tell = |progress| {
                     // Who does not take them in time does without.
-                    let _ = events.try_send(Ok(CreateCheckpointEvent { event: Some(Event::Progress(progress)) }));
+                    let _ =
+                        events.try_send(Ok(CreateCheckpointEvent { event: Some(Event::Progress(progress)) }));
                 };
                 let part = writer.part(|rows, bytes| tell(told(number, rows, bytes, false))).await?;
                 tell(told(number, 0, 0, true));

@@ -150,7 +150,9 @@ impl Node {
             }
             Ok(CommandOutcome::CutTooOld) => refused(
                 ErrorKind::Conflict,
-                format!("what the checkpoint builds upon was cut too long ago in group {group}: a base is needed"),
+                format!(
+                    "what the checkpoint builds upon was cut too long ago in group {group}: a base is needed"
+                ),
             ),
             Err(error) => refused(ErrorKind::Internal, format!("the answer of group {group}: {error}")),
         }

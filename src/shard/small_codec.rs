@@ -170,8 +170,7 @@ impl SmallState {
             return Err(reader.error("bytes after the end"));
         }
         let schemas = Arc::new(schemas);
-        let state =
-            SmallState { sessions, schemas, dropped, clock_ms, steps, floors, clocks, kept_above };
+        let state = SmallState { sessions, schemas, dropped, clock_ms, steps, floors, clocks, kept_above };
         let needed = state.version_needed(&state.sessions.sorted());
         if version != needed {
             return Err(reader.error(format!("version {version} of a state that version {needed} holds")));
@@ -319,9 +318,17 @@ mod tests {
         assert_eq!(refused.encode()[0], VERSION_NEWER_TABLES, "the tensor may be dropped meanwhile");
         let (tensor, rules) = (sample_with_tensor(), sample_with_rules());
         let cut = SmallState { kept_above: Some(0), ..sample() };
-        for state in
-            [sample(), sample_with_steps(), rules, tensor, changed, refused, cleared, cut, SmallState::default()]
-        {
+        for state in [
+            sample(),
+            sample_with_steps(),
+            rules,
+            tensor,
+            changed,
+            refused,
+            cleared,
+            cut,
+            SmallState::default(),
+        ] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));

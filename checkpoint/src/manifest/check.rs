@@ -29,7 +29,8 @@ impl Content {
         }
         let metadata_bytes: usize = self.metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
         if self.metadata.len() > METADATA_ENTRIES_MAX || metadata_bytes > METADATA_BYTES_MAX {
-            let what = format!("at most {METADATA_ENTRIES_MAX} entries of {METADATA_BYTES_MAX} bytes together");
+            let what =
+                format!("at most {METADATA_ENTRIES_MAX} entries of {METADATA_BYTES_MAX} bytes together");
             return invalid("metadata", what);
         }
         if !self.tables.is_sorted_by(|a, b| a.number < b.number) {
@@ -48,7 +49,10 @@ impl Content {
         let mut next_key = Some(0);
         for shard in &self.shards {
             if next_key != Some(shard.first_key) || shard.last_key < shard.first_key {
-                return invalid(format!("shard {}", shard.shard), "its keys do not follow those of the shard before");
+                return invalid(
+                    format!("shard {}", shard.shard),
+                    "its keys do not follow those of the shard before",
+                );
             }
             next_key = shard.last_key.checked_add(1);
             check_shard(shard, &mut files)?;
@@ -77,7 +81,9 @@ fn check_table(table: &TableEntry) -> Result<(), ManifestError> {
     let place = format!("table {}", table.number);
     match table.decode() {
         Ok(definition) if definition.name == table.name && !table.name.is_empty() => {}
-        Ok(definition) => return invalid(place, format!("is called {:?} and {:?}", table.name, definition.name)),
+        Ok(definition) => {
+            return invalid(place, format!("is called {:?} and {:?}", table.name, definition.name));
+        }
         Err(error) => return invalid(place, format!("its definition: {error}")),
     }
     if table.digest.len() != 32 || !table.digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {

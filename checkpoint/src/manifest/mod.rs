@@ -28,9 +28,9 @@ mod text;
 pub use codec::{decode, encode};
 pub use content::{Content, JobEntry, TableEntry, WorkerEntry};
 pub use error::ManifestError;
+pub use part::{FileEntry, FileKind, Link, LinkKind, RunEntry, ShardEntry, StateEntry};
 #[cfg(test)]
 pub(crate) use tests::sample;
-pub use part::{FileEntry, FileKind, Link, LinkKind, RunEntry, ShardEntry, StateEntry};
 
 /// Bytes of a manifest.
 pub const MANIFEST_BYTES_MAX: usize = 512 << 20;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use evershard_formats::golden::golden;
 use evershard_formats::{bytes_or_damaged, frugal, one_bit};
 use evershard_proto::v1::{JobDefinition, TableDefinition};
-use prost::Message;
 use proptest::prelude::*;
+use prost::Message;
 
 use super::*;
 use crate::hash::FileHash;
@@ -23,7 +23,8 @@ pub(crate) fn sample() -> Content {
     let half = u64::MAX / 2;
     let base = Link { kind: LinkKind::Base, cut: 10, runs: vec![run("a", 0, half)], floors: BTreeMap::new() };
     let delta = Link { kind: LinkKind::Delta, cut: 20, runs: vec![run("b", 5, 5)], floors: [(4, 15)].into() };
-    let other = Link { kind: LinkKind::Base, cut: 9, runs: vec![run("c", half + 1, u64::MAX)], ..base.clone() };
+    let other =
+        Link { kind: LinkKind::Base, cut: 9, runs: vec![run("c", half + 1, u64::MAX)], ..base.clone() };
     let worker = |rank| WorkerEntry { rank, clock: 8, barriers: 1, cursor: vec![0, 255, rank as u8] };
     Content {
         name: "day-1".parse().expect("a name"),
@@ -39,13 +40,37 @@ pub(crate) fn sample() -> Content {
             digest: "0123456789abcdef0123456789abcdef".into(),
         }],
         shards: vec![
-            ShardEntry { shard: 0, group: 1, cut: 20, term: 2, first_key: 0, last_key: half, links: vec![base, delta], state },
-            ShardEntry { shard: 1, group: 2, cut: 9, term: 1, first_key: half + 1, last_key: u64::MAX, links: vec![other], state },
+            ShardEntry {
+                shard: 0,
+                group: 1,
+                cut: 20,
+                term: 2,
+                first_key: 0,
+                last_key: half,
+                links: vec![base, delta],
+                state,
+            },
+            ShardEntry {
+                shard: 1,
+                group: 2,
+                cut: 9,
+                term: 1,
+                first_key: half + 1,
+                last_key: u64::MAX,
+                links: vec![other],
+                state,
+            },
         ],
         bytes_total: 350,
         bytes_added: 150,
         parent: Some("day-0".parse().expect("a name")),
-        jobs: vec![JobEntry { name: "ml".into(), number: 2, definition: job, step: 8, workers: vec![worker(0), worker(1)] }],
+        jobs: vec![JobEntry {
+            name: "ml".into(),
+            number: 2,
+            definition: job,
+            step: 8,
+            workers: vec![worker(0), worker(1)],
+        }],
         metadata: [("epoch".to_owned(), "3".to_owned())].into(),
         hold_ms: 1.5,
         wait_ms: 20.25,

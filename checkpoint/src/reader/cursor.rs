@@ -91,7 +91,8 @@ impl Cursor {
                 let said = (self.entry.table, self.entry.rows, self.entry.first_key, self.entry.last_key);
                 let found = (head.table, head.rows, head.first_key, head.last_key);
                 if said != found {
-                    let what = format!("its head says table, rows and keys {found:?}, its manifest says {said:?}");
+                    let what =
+                        format!("its head says table, rows and keys {found:?}, its manifest says {said:?}");
                     return Err(self.contradiction(target, what));
                 }
                 open.shape = head.shape;
@@ -110,7 +111,9 @@ impl Cursor {
         let (above, up_to) = self.versions;
         if row.head.version > up_to || above.is_some_and(|above| row.head.version <= above) {
             let (key, version) = (row.key, row.head.version);
-            let what = format!("row {key:016x} is of version {version}, which is not of its link: ({above:?}, {up_to}]");
+            let what = format!(
+                "row {key:016x} is of version {version}, which is not of its link: ({above:?}, {up_to}]"
+            );
             return Err(self.contradiction(target, what));
         }
         Ok(())

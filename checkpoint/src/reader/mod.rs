@@ -66,8 +66,9 @@ impl TableRows {
     /// Begins to read the table of this number: all its parts that have keys in the range.
     #[must_use]
     pub fn new(target: &Target, content: &Content, table: u32, selection: Selection) -> Self {
-        let overlaps =
-            |shard: &&ShardEntry| shard.first_key <= *selection.keys.end() && shard.last_key >= *selection.keys.start();
+        let overlaps = |shard: &&ShardEntry| {
+            shard.first_key <= *selection.keys.end() && shard.last_key >= *selection.keys.start()
+        };
         let shards = content.shards.iter().rev().filter(overlaps).cloned().collect();
         TableRows { target: target.clone(), table, selection, shards, part: None, shape: None }
     }

@@ -126,7 +126,12 @@ async fn a_version_that_is_not_of_its_link_is_noticed() {
             shard.links[number].floors.clear();
         }
         content.shards = vec![shard.clone(), content.shards[1].clone()];
-        let mut rows = TableRows::new(&target, &Content { shards: vec![shard], ..content.clone() }, TABLE, Selection::all());
+        let mut rows = TableRows::new(
+            &target,
+            &Content { shards: vec![shard], ..content.clone() },
+            TABLE,
+            Selection::all(),
+        );
         let mut batch = Batch::default();
         let error = loop {
             match rows.next_batch(&mut batch).await {

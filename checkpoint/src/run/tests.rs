@@ -92,7 +92,10 @@ fn what_no_run_holds_is_refused() {
     assert_eq!(fault(run.push(6, head, &[0.0; 5])), RunFault::Floats { expected: 6, found: 5 });
     assert_eq!(fault(run.push(6, RowHead { flags: 4, ..head }, &[0.0; 6])), RunFault::Flags { found: 4 });
     assert_eq!(read(&run.finish().expect("a row").bytes, 64).expect("a run").1.len(), 1, "nothing was added");
-    assert_eq!(RunWriter::new(1, SHAPE).expect("a shape").finish().expect_err("empty").fault, RunFault::Empty);
+    assert_eq!(
+        RunWriter::new(1, SHAPE).expect("a shape").finish().expect_err("empty").fault,
+        RunFault::Empty
+    );
     assert!(RunWriter::new(1, RunShape { dim: 0, ..SHAPE }).is_err());
     assert!(RunWriter::new(1, RunShape { dim: u32::MAX, ..SHAPE }).is_err());
 }

@@ -94,7 +94,12 @@ impl Target {
         let meta = self.store.head(&self.path(&path)).await;
         let found = meta.map_err(|error| self.error("look at", &path, &error))?.size;
         if found != file.bytes {
-            return Err(TargetError::Length { target: self.url.to_string(), path, expected: file.bytes, found });
+            return Err(TargetError::Length {
+                target: self.url.to_string(),
+                path,
+                expected: file.bytes,
+                found,
+            });
         }
         Ok(())
     }

@@ -8,14 +8,28 @@ const SECRET_CHARACTERS_MIN: usize = 6;
 const HIDDEN: &str = "<hidden>";
 /// What follows one of these is left out.
 const TELLTALES: [&str; 9] = [
-    "secret", "token", "signature", "authorization", "password", "accountkey", "credential", "accesskey", "sig=",
+    "secret",
+    "token",
+    "signature",
+    "authorization",
+    "password",
+    "accountkey",
+    "credential",
+    "accesskey",
+    "sig=",
 ];
 /// These stand between "authorization" and what is secret.
 const SCHEMES: [&str; 4] = ["bearer", "basic", "sharedkey", "aws4-hmac-sha256"];
 
 /// Leaves out of a text what may be secret.
 pub(super) fn redact(text: &str) -> String {
-    hide(text, &secrets(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))))
+    hide(
+        text,
+        &secrets(
+            std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        ),
+    )
 }
 
 /// Values of variables that are credentials, the longest first.
@@ -40,12 +54,14 @@ fn hide(text: &str, secrets: &[String]) -> String {
     for word in text.split_whitespace() {
         let plain = word.to_ascii_lowercase();
         let has_telltale = TELLTALES.iter().any(|telltale| plain.contains(telltale));
-        let is_scheme = SCHEMES.contains(&plain.trim_matches(|c: char| !c.is_ascii_alphanumeric() && c != '-'));
+        let is_scheme =
+            SCHEMES.contains(&plain.trim_matches(|c: char| !c.is_ascii_alphanumeric() && c != '-'));
         let ends_open = plain.ends_with([':', '=']);
         if hide_next || is_scheme || (has_telltale && plain.contains([':', '=', '>'])) {
             shown.push(HIDDEN.to_owned());
             // "Authorization: Bearer x", "\"token\": \"x\"", "token = x".
-            hide_next = is_scheme || (ends_open && (has_telltale || hide_next)) || (hide_next && plain == "=");
+            hide_next =
+                is_scheme || (ends_open && (has_telltale || hide_next)) || (hide_next && plain == "=");
         } else if has_telltale {
             shown.push(word.to_owned());
             hide_next = false;
@@ -102,7 +118,11 @@ mod tests {
 
     #[test]
     fn what_is_not_secret_is_shown() {
-        for text in ["No such file or directory (os error 2)", "https://s3/bucket/x is not there", "connection refused"] {
+        for text in [
+            "No such file or directory (os error 2)",
+            "https://s3/bucket/x is not there",
+            "connection refused",
+        ] {
             assert_eq!(hide(text, &[]), text);
         }
         assert!(hide("GET https://s3/b?x=1 failed: AccountKey=k forbidden", &[]).ends_with("forbidden"));

@@ -103,7 +103,8 @@ async fn a_manifest_under_another_name_is_none_of_that_name() {
     let folder = home.path().join("a b/ckpt/manifests");
     std::fs::copy(folder.join("one.json"), folder.join("two.json")).expect("copied");
     std::fs::write(folder.join("NOTES.txt"), "mine").expect("written");
-    let error = target.get_manifest(&"two".parse().expect("a name")).await.expect_err("another's").to_string();
+    let error =
+        target.get_manifest(&"two".parse().expect("a name")).await.expect_err("another's").to_string();
     assert!(error.contains("two.json") && error.contains("one"), "{error}");
     assert_eq!(target.list().await.expect("a list").len(), 2, "notes are no checkpoint");
 }
@@ -119,6 +120,7 @@ fn a_url_that_leads_nowhere_says_why_and_keeps_its_secrets() {
         assert!(!error.contains("hunter2") && error.contains("environment"), "{error}");
     }
     assert!(Target::open("file:///nowhere/at/all").is_err());
-    let shown = redact("GET https://s3/bucket/x?X-Amz-Signature=hunter2 failed: AccountKey=hunter2 forbidden");
+    let shown =
+        redact("GET https://s3/bucket/x?X-Amz-Signature=hunter2 failed: AccountKey=hunter2 forbidden");
     assert!(!shown.contains("hunter2") && shown.ends_with("forbidden"), "{shown}");
 }

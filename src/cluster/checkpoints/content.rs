@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evershard_checkpoint::manifest::{Content, JobEntry, Link, LinkKind, ShardEntry, TableEntry, WorkerEntry};
+use evershard_checkpoint::manifest::{
+    Content, JobEntry, Link, LinkKind, ShardEntry, TableEntry, WorkerEntry,
+};
 use evershard_checkpoint::name::CheckpointName;
 use evershard_proto::digest::Digest;
 use evershard_proto::v1::{CreateCheckpointRequest, ErrorKind, MetaJob, MetaState, PartDone};
@@ -37,7 +39,8 @@ pub(super) fn content_of(
         bytes_added += part.bytes_added;
         has_deltas |= cut.above.is_some();
         for table in &part.tables {
-            let raw: [u8; 16] = table.digest[..].try_into().map_err(|_| malformed("a digest of another length"))?;
+            let raw: [u8; 16] =
+                table.digest[..].try_into().map_err(|_| malformed("a digest of another length"))?;
             let (rows, digest) = counted.entry(table.table).or_default();
             *rows += table.rows;
             *digest = digest.merge(Digest::from_u128(u128::from_le_bytes(raw)));
@@ -88,7 +91,10 @@ fn shard_entry(cut: &Cut, part: &PartDone, before: Option<&Content>) -> Result<S
     let link: Link = serde_json::from_slice(&part.link).map_err(malformed)?;
     let kind = if cut.above.is_some() { LinkKind::Delta } else { LinkKind::Base };
     if (link.kind, link.cut) != (kind, cut.index) {
-        return Err(malformed(format!("a {:?} of cut {} was written, not of {}", link.kind, link.cut, cut.index)));
+        return Err(malformed(format!(
+            "a {:?} of cut {} was written, not of {}",
+            link.kind, link.cut, cut.index
+        )));
     }
     let mut links = match cut.above {
         Some(_) => shard_before(before, &cut.placement).map_or_else(Vec::new, |shard| shard.links.clone()),

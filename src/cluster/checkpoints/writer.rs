@@ -58,7 +58,11 @@ impl Writer {
         Err(RequestError::new(ErrorKind::Unavailable, what).in_group(group.group))
     }
 
-    async fn ask(node: &Node, (id, address): (u64, &str), ask: WritePartRequest) -> Result<Self, RequestError> {
+    async fn ask(
+        node: &Node,
+        (id, address): (u64, &str),
+        ask: WritePartRequest,
+    ) -> Result<Self, RequestError> {
         let group = ask.group;
         let mut client = node.peers.node(address)?;
         let reply = client.write_part(ask).await.map_err(|status| RequestError::from_status(&status))?;
@@ -95,7 +99,8 @@ impl Writer {
             Ok(None) => Err(self.error("ended without a part")),
             Err(status) => {
                 let error = RequestError::from_status(&status);
-                Err(RequestError::new(error.kind(), format!("node {}: {error}", self.node)).in_group(self.group))
+                Err(RequestError::new(error.kind(), format!("node {}: {error}", self.node))
+                    .in_group(self.group))
             }
         }
     }
@@ -111,10 +116,7 @@ impl Writer {
     }
 
     /// The part, once it is whole.
-    pub(super) async fn part(
-        &mut self,
-        mut tell: impl FnMut(u64, u64),
-    ) -> Result<PartDone, RequestError> {
+    pub(super) async fn part(&mut self, mut tell: impl FnMut(u64, u64)) -> Result<PartDone, RequestError> {
         loop {
             match tokio::time::timeout(SILENT_MAX, self.next()).await {
                 Ok(event) => match event? {
