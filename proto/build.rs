@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "evershard/v1/parameter.proto",
     "evershard/v1/admin.proto",
+    "evershard/v1/checkpoint.proto",
     "evershard/v1/job.proto",
     "evershard/v1/raft.proto",
     "evershard/v1/command.proto",

@@ -4,6 +4,7 @@
 //! crate -> `apply`; a pull walks `service` -> `read`. docs/architecture walks through each.
 
 pub mod apply;
+pub mod checkpoint;
 pub mod cluster;
 pub mod config;
 pub mod dev;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::FILE_DESCRIPTORS;
 use evershard_proto::v1::admin_service_server::AdminServiceServer;
+use evershard_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use evershard_proto::v1::job_service_server::JobServiceServer;
 use evershard_proto::v1::node_service_server::NodeServiceServer;
 use evershard_proto::v1::parameter_service_server::ParameterServiceServer;
@@ -24,7 +25,7 @@ use crate::cluster::error::NodeError;
 use crate::cluster::node::Node;
 use crate::cluster::{agent, disk_keeper, evictions, freshness, scrub_schedule};
 use crate::config::ServerConfig;
-use crate::service::{AdminDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
+use crate::service::{AdminDoor, CheckpointDoor, ClientBounds, JobDoor, NodeDoor, ParameterDoor, ReadPool};
 use crate::telemetry::{HttpError, HttpServer, Readiness};
 
 /// Streams and calls of one connection at a time.
@@ -200,6 +201,11 @@ async fn serve_doors(
         ))
         .add_service(InterceptedService::new(
             JobServiceServer::new(JobDoor::new(node.clone())).max_decoding_message_size(bounded),
+            admit.clone(),
+        ))
+        .add_service(InterceptedService::new(
+            CheckpointServiceServer::new(CheckpointDoor::new(node.clone()))
+                .max_decoding_message_size(bounded),
             admit.clone(),
         ))
         .add_service(InterceptedService::new(

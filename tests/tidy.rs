@@ -9,24 +9,26 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// Who may name whom (of ours). Tests may name more: see `TEST_ARROWS`.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("evershard-proto", &[]),
     ("evershard-storage", &[]),
     ("evershard-raft", &["evershard-storage", "evershard-proto"]),
-    ("evershard", &["evershard-raft", "evershard-storage", "evershard-proto"]),
+    ("evershard-checkpoint", &["evershard-proto"]),
+    ("evershard", &["evershard-checkpoint", "evershard-raft", "evershard-storage", "evershard-proto"]),
     ("evershard-client", &["evershard-proto"]),
     ("evershard-formats", &[]),
-    ("evershardctl", &["evershard-client", "evershard-proto"]),
+    ("evershardctl", &["evershard-checkpoint", "evershard-client", "evershard-proto"]),
     ("evershard-bench", &["evershard-client", "evershard-proto"]),
     ("evershard-python", &["evershard-client", "evershard-proto"]),
 ];
 /// The server's tests drive it as its users do; the tests of every format share their tools.
-const TEST_ARROWS: [(&str, &str); 5] = [
+const TEST_ARROWS: [(&str, &str); 6] = [
     ("evershard", "evershard-client"),
     ("evershard", "evershard-formats"),
     ("evershard-proto", "evershard-formats"),
     ("evershard-storage", "evershard-formats"),
     ("evershard-raft", "evershard-formats"),
+    ("evershard-checkpoint", "evershard-formats"),
 ];
 /// Crates that only one room may name.
 const ONLY: [(&str, &str); 4] = [

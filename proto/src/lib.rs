@@ -3,6 +3,7 @@
 //! Both ends of every wire use this crate, so it holds layouts and maximums, and no behaviour. It knows nothing of
 //! storage, of Raft or of optimizers.
 
+pub mod digest;
 pub mod encoding;
 #[cfg(test)]
 mod formats_test;

@@ -1,4 +1,4 @@
-//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry, steps, evictions.
+//! The shard groups' other log entries, beside the push body: schema changes, scrubs, session expiry, steps, evictions, cuts.
 //!
 //! ```text
 //! kind u8 | version u8 | reserved u16 = 0 | crc32 u32 of the body | body (protobuf or fixed, by kind)
@@ -24,6 +24,10 @@ pub const KIND_SESSIONS: u8 = 4;
 pub const KIND_STEP: u8 = 5;
 /// Rows go: (key, version) each.
 pub const KIND_EVICT: u8 = 6;
+/// The state as of this entry belongs to a checkpoint. In clusters of [`CLUSTER_VERSION_CUTS`] on.
+pub const KIND_CUT: u8 = 7;
+/// The cluster version from which on checkpoints are cut: every node's build knows the entry.
+pub const CLUSTER_VERSION_CUTS: u32 = 3;
 /// The version of all of the above.
 pub const SHARD_COMMAND_VERSION: u8 = 1;
 /// Of a schema entry with a definition that was changed: builds that know no changes must halt, and not refuse it.
@@ -97,6 +101,13 @@ pub enum ShardCommand {
         /// At most [`EVICTED_ROWS_MAX`]; none to move the replicated clock on.
         rows: Vec<EvictedRow>,
     },
+    /// The exact point at which the shard's state belongs to a checkpoint (design 4).
+    Cut {
+        /// Names the checkpoint for whoever writes the shard's part of it.
+        checkpoint: u64,
+        /// The cut that it builds upon: rows and removals of higher versions are written; 0: all rows.
+        above: u64,
+    },
 }
 
 /// Why bytes are not a shard command.
@@ -169,6 +180,11 @@ impl ShardCommand {
                     bytes.put_u64_le(row.version);
                 }
             }
+            ShardCommand::Cut { checkpoint, above } => {
+                bytes[0] = KIND_CUT;
+                bytes.put_u64_le(*checkpoint);
+                bytes.put_u64_le(*above);
+            }
         }
         let crc = crc32fast::hash(&bytes[HEADER_BYTES..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
@@ -196,7 +212,7 @@ impl ShardCommand {
             KIND_STEP => matches!(version, SHARD_COMMAND_VERSION | STEP_VERSION_COUNTED),
             _ => version == SHARD_COMMAND_VERSION,
         };
-        if !(KIND_SCHEMA..=KIND_EVICT).contains(&kind) || !is_known {
+        if !(KIND_SCHEMA..=KIND_CUT).contains(&kind) || !is_known {
             return Err(ShardCommandError::Unknown { kind, version });
         }
         let malformed = |what: &str| ShardCommandError::Malformed { kind, what: what.into() };
@@ -253,6 +269,12 @@ impl ShardCommand {
                 let rows =
                     (EVICT_HEAD_BYTES..body.len()).step_by(EVICTED_ROW_BYTES).filter_map(pair).collect();
                 Ok(ShardCommand::Evict { table: le_u32(body, 0), clock_ms, step, rows })
+            }
+            KIND_CUT => {
+                let (Some(checkpoint), Some(above), 16) = (word(0), word(8), body.len()) else {
+                    return Err(malformed("another length than a cut has"));
+                };
+                Ok(ShardCommand::Cut { checkpoint, above })
             }
             KIND_SCRUB => {
                 Ok(ShardCommand::Scrub { scrub_id: word(0).ok_or_else(|| malformed("cut short"))? })
@@ -312,6 +334,8 @@ mod tests {
             ShardCommand::Sessions { floor: 0, live: vec![] },
             ShardCommand::Step { job: 1, step: 2, part: 3, of: 4, body: Bytes::from_static(b"sums") },
             ShardCommand::Evict { table: 3, clock_ms: 4, step: 5, rows: vec![] },
+            ShardCommand::Cut { checkpoint: u64::MAX, above: 0 },
+            ShardCommand::Cut { checkpoint: 1, above: 9 },
             ShardCommand::Evict {
                 table: u32::MAX,
                 clock_ms: u64::MAX,

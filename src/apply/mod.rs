@@ -15,6 +15,7 @@
 
 mod clear;
 mod cold_rows;
+mod cut;
 mod duplicates;
 mod evict;
 mod finite;
@@ -42,7 +43,7 @@ pub use push_refusal::PushRefusal;
 pub(crate) use step_sum::{StepOffence, StepSum};
 
 use crate::model::CommandOutcome;
-use crate::shard::{AppliedState, OffenceJournal, Rows, Schemas};
+use crate::shard::{AppliedState, AwaitedCuts, OffenceJournal, Rows, Schemas};
 
 /// Applies one shard's commands; keeps the buffers that pushes need.
 #[derive(Debug, Default)]
@@ -59,8 +60,12 @@ pub(crate) struct Target<'a> {
     pub(crate) rows: &'a Rows,
     /// What is counted of values that are not finite: no state, and nothing depends on it.
     pub(crate) offences: &'a OffenceJournal,
+    /// Who waits for cuts: no state, and nothing depends on it.
+    pub(crate) cuts: &'a AwaitedCuts,
     /// The entry's index.
     pub(crate) index: u64,
+    /// The entry's term.
+    pub(crate) term: u64,
     /// The leader's time as it proposed the entry.
     pub(crate) time_ms: u64,
     /// The replicated clock as of the entry, in milliseconds.
@@ -108,6 +113,9 @@ impl Applier {
                 }
                 Ok(ShardCommand::Evict { table, rows, .. }) => {
                     Ok(evict::apply(target, &mut self.push, table, &rows)?.encode())
+                }
+                Ok(ShardCommand::Cut { checkpoint, above }) => {
+                    Ok(cut::apply(target, cut::Cut { checkpoint, above }).encode())
                 }
                 Ok(ShardCommand::Sessions { floor, live }) => {
                     Ok(sessions::apply(target, floor, &live).encode())

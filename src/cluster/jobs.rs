@@ -23,6 +23,7 @@ use evershard_proto::v1::{
 use parking_lot::Mutex;
 
 use super::node::Node;
+use crate::meta::state::META_GROUP;
 use crate::meta::{jobs, steps};
 use crate::service::RequestError;
 
@@ -102,6 +103,18 @@ impl Node {
             return Ok(leadership.term);
         }
         Err(RequestError::not_leader(0, leadership.leader.filter(|_| !leadership.is_self).as_ref()))
+    }
+
+    /// The address of the node that leads the meta group, when that is another.
+    #[must_use]
+    pub fn meta_leader_elsewhere(&self) -> Option<String> {
+        match self.replicas.meta() {
+            Some(meta) => {
+                let leadership = meta.raft.leadership();
+                leadership.leader.filter(|_| !leadership.is_self).map(|(_, peer)| peer.address)
+            }
+            None => self.addresses_of_group(META_GROUP).into_iter().next(),
+        }
     }
 
     /// Returns when this node's meta state has everything that was acknowledged before the call.
@@ -222,7 +235,11 @@ impl Node {
         self.watch_job(worker, until, |job| {
             let waits_for = jobs::waits_for(job, worker.rank);
             let slowest = jobs::slowest(job).unwrap_or(0);
-            (waits_for.is_empty(), TickReply { may_go_on: waits_for.is_empty(), slowest, waits_for })
+            // Barriers of a job that sums its steps change no row.
+            let sums = job.definition.as_ref().is_some_and(steps::sums_steps);
+            let is_held = !sums && self.holds.is_held_at_tick(worker);
+            let may_go_on = waits_for.is_empty() && !is_held;
+            (may_go_on, TickReply { may_go_on, slowest, waits_for })
         })
         .await
     }

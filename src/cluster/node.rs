@@ -25,6 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use super::disk_watch::DiskWatch;
 use super::error::NodeError;
 use super::freshness::Freshness;
+use super::holds::Holds;
 use super::identity::Identity;
 use super::jobs::WorkerLeases;
 use super::peer_clients::PeerClients;
@@ -106,6 +107,7 @@ pub struct Node {
     pub(super) leases: Leases,
     /// Of workers.
     pub(super) worker_leases: WorkerLeases,
+    pub(super) holds: Holds,
     /// Held while the shards are told of ended sessions.
     pub(super) ending_sessions: tokio::sync::Mutex<()>,
     /// What last kept each replica from its place.
@@ -205,6 +207,7 @@ impl Node {
             registry: OnceLock::new(),
             leases: Leases::default(),
             worker_leases: WorkerLeases::default(),
+            holds: Holds::default(),
             ending_sessions: tokio::sync::Mutex::default(),
             not_in_place: Mutex::default(),
             start_again_at: Mutex::default(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::ErrorKind;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
+use evershard_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use evershard_proto::v1::node_service_client::NodeServiceClient;
 use parking_lot::Mutex;
 use tonic::service::interceptor::InterceptedService;
@@ -24,6 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The node service of another node, asked under this node's recovery epoch.
 pub type NodeClient = NodeServiceClient<InterceptedService<Channel, RecoveryEpoch>>;
+
+/// The checkpoint service of another node, asked under this node's recovery epoch.
+pub type CheckpointClient = CheckpointServiceClient<InterceptedService<Channel, RecoveryEpoch>>;
 
 /// Channels to other nodes.
 #[derive(Debug)]
@@ -46,6 +50,15 @@ impl PeerClients {
     pub fn node(&self, address: &str) -> Result<NodeClient, RequestError> {
         let channel = InterceptedService::new(self.channel(address)?, self.recovery.clone());
         Ok(NodeServiceClient::new(channel).max_decoding_message_size(64 << 20))
+    }
+
+    /// The checkpoint service at `address`, asked under this node's recovery epoch.
+    ///
+    /// # Errors
+    /// INVALID when the address is no URI.
+    pub fn checkpoints(&self, address: &str) -> Result<CheckpointClient, RequestError> {
+        let channel = InterceptedService::new(self.channel(address)?, self.recovery.clone());
+        Ok(CheckpointServiceClient::new(channel))
     }
 
     /// The admin service at `address`. Such calls say no epoch: they look at nodes of any.

@@ -113,7 +113,7 @@ impl Node {
         }
     }
 
-    fn addresses_of_group(&self, group: u64) -> Vec<String> {
+    pub(super) fn addresses_of_group(&self, group: u64) -> Vec<String> {
         let state = self.meta_state();
         let Some(placement) = find_group(&state, group) else { return self.config.peers.clone() };
         let on = placement.replicas.iter().map(|r| r.node);
@@ -148,6 +148,12 @@ impl Node {
             Ok(CommandOutcome::Malformed | CommandOutcome::OutOfOrder) => {
                 refused(ErrorKind::Internal, format!("group {group} could not read a command of this node"))
             }
+            Ok(CommandOutcome::CutTooOld) => refused(
+                ErrorKind::Conflict,
+                format!(
+                    "what the checkpoint builds upon was cut too long ago in group {group}: a base is needed"
+                ),
+            ),
             Err(error) => refused(ErrorKind::Internal, format!("the answer of group {group}: {error}")),
         }
     }

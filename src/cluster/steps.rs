@@ -11,6 +11,7 @@ use evershard_proto::v1::{
     WorkerIdentity,
 };
 
+use super::holds::Recording;
 use super::jobs::{LOOK_EVERY, RECORD_WITHIN, WAIT_MAX, live};
 use super::node::Node;
 use super::replicas::Replicas;
@@ -67,17 +68,42 @@ impl Node {
             request.step > job.step || (request.step == job.step && (!known.arrived || is_stuck))
         };
         self.worker_leases.renew(term, &worker);
-        let ArriveAtStepRequest { step, cursor, wait_ms, stuck, .. } = request;
+        let ArriveAtStepRequest { step, cursor, stuck, .. } = request.clone();
+        let until = Instant::now() + Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
+        let recording = if is_new { self.record_when_not_held(term, &worker, until).await } else { None };
+        if is_new && recording.is_none() {
+            // Held for a checkpoint still: its worker asks again.
+            let state = self.meta_state();
+            return Ok(reply(live(&state, &worker)?.0, &worker, request.step));
+        }
         if is_new {
             let arrive = Command::Arrive(RecordArrival { worker: Some(worker), step, cursor, stuck });
             self.propose_meta(arrive, Instant::now() + RECORD_WITHIN).await?;
         }
-        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        drop(recording);
         let look = |job: &MetaJob| {
             let reply = reply(job, &worker, step);
             (reply.over || reply.publication.is_some(), reply)
         };
         self.watch_job(&worker, until, look).await
+    }
+
+    /// Waits until no hold keeps an arrival from being recorded; `None` when that takes longer than the worker waits.
+    async fn record_when_not_held(
+        &self,
+        term: u64,
+        worker: &WorkerIdentity,
+        until: Instant,
+    ) -> Option<Recording> {
+        const PAUSE: Duration = Duration::from_millis(1);
+        loop {
+            let recording = self.holds.record();
+            if recording.is_some() || Instant::now() >= until {
+                return recording;
+            }
+            self.worker_leases.renew(term, worker);
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// A worker has seen its step applied by every shard.

@@ -32,6 +32,7 @@ struct Noted {
     membership: Bytes,
     small_state: Bytes,
     floors: BTreeMap<u32, u64>,
+    kept_above: Option<u64>,
     tables: Vec<u32>,
     /// Dropped tables whose rows may be on disk.
     unsettled: Vec<u32>,
@@ -93,6 +94,7 @@ fn note(machine: &ShardMachine, debts: &Debts) -> Option<Noted> {
         membership: state.membership.clone(),
         small_state: state.small.encode(),
         floors: state.small.floors.clone(),
+        kept_above: state.small.kept_above,
         tables,
         // A scan that has not opened the store yet may need the rows of a table that was dropped since it began.
         unsettled: if set.scans_need_the_store() { Vec::new() } else { debts.unsettled(&state.small) },
@@ -140,6 +142,8 @@ impl Cycle<'_> {
             membership: self.noted.membership.clone(),
             small_state: self.noted.small_state.clone(),
         };
+        // Before the record: from then on compaction may forget what this does not keep.
+        store.set_kept_above(self.noted.kept_above);
         store.commit(run, complete_at, replay).map_err(|error| self.store_error(error))?;
         Ok(report)
     }

@@ -28,6 +28,8 @@ pub enum CommandOutcome {
     Malformed,
     /// A part of a step before which others are missing, or of a step that was cut otherwise.
     OutOfOrder,
+    /// A cut that builds upon one that is too long ago.
+    CutTooOld,
 }
 
 impl CommandOutcome {
@@ -41,6 +43,7 @@ impl CommandOutcome {
             CommandOutcome::Invalid { table } => (3, table),
             CommandOutcome::Malformed => (4, 0),
             CommandOutcome::OutOfOrder => (5, 0),
+            CommandOutcome::CutTooOld => (6, 0),
         };
         let mut bytes = BytesMut::with_capacity(5);
         bytes.put_u8(code);
@@ -63,6 +66,7 @@ impl CommandOutcome {
             3 => Ok(CommandOutcome::Invalid { table }),
             4 => Ok(CommandOutcome::Malformed),
             5 => Ok(CommandOutcome::OutOfOrder),
+            6 => Ok(CommandOutcome::CutTooOld),
             _ => Err(error),
         }
     }
@@ -77,6 +81,7 @@ mod tests {
         for outcome in [
             CommandOutcome::Done,
             CommandOutcome::Conflict { table: 7 },
+            CommandOutcome::CutTooOld,
             CommandOutcome::Dropped { table: u32::MAX },
             CommandOutcome::Invalid { table: 1 },
             CommandOutcome::Malformed,

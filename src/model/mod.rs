@@ -33,4 +33,4 @@ pub use step_table::{StepAdmission, StepProgress, StepTable};
 /// The cluster version from which on tables may admit and evict rows.
 pub const CLUSTER_VERSION_ROW_RULES: u32 = 1;
 /// The highest cluster version that this build knows.
-pub const CLUSTER_VERSION_MAX: u32 = evershard_proto::push_body::CLUSTER_VERSION_IDS;
+pub const CLUSTER_VERSION_MAX: u32 = evershard_proto::shard_command::CLUSTER_VERSION_CUTS;

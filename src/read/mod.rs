@@ -13,6 +13,7 @@ mod marks;
 mod reader;
 mod table_scan;
 
+pub(crate) use digest::AddRow;
 pub use digest::Digest;
 pub use error::ReadError;
 pub use marks::Marks;

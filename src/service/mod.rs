@@ -3,6 +3,7 @@
 //! Not here: what a call means.
 
 mod admin;
+mod checkpoint;
 mod consistency;
 mod error;
 mod exchange;
@@ -17,6 +18,7 @@ mod scan;
 mod step;
 
 pub use admin::AdminDoor;
+pub use checkpoint::CheckpointDoor;
 pub use error::RequestError;
 pub use job::JobDoor;
 pub use late_raft::LateRaftService;

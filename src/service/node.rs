@@ -10,11 +10,13 @@ use evershard_proto::v1::node_service_server::NodeService;
 use evershard_proto::v1::{
     CreateReplicaReply, CreateReplicaRequest, ErrorKind, JoinReply, JoinRequest, MetaCommand, ProposeReply,
     ProposeRequest, QuarantineReplicaReply, QuarantineReplicaRequest, ReadPointsReply, ReadPointsRequest,
+    WritePartEvent, WritePartRequest,
 };
 use prost::Message;
 use tonic::{Request, Response, Status};
 
 use super::RequestError;
+use super::checkpoint::{Events, events_of};
 use crate::cluster::node::Node;
 use crate::meta::state::META_GROUP;
 
@@ -82,6 +84,21 @@ impl NodeService for NodeDoor {
         self.check_cluster(&request.cluster_id)?;
         self.node.quarantine_replica(&request).await?;
         Ok(Response::new(QuarantineReplicaReply {}))
+    }
+
+    type WritePartStream = Events<WritePartEvent>;
+
+    async fn write_part(
+        &self,
+        request: Request<WritePartRequest>,
+    ) -> Result<Response<Self::WritePartStream>, Status> {
+        // Of another history the same index is another state.
+        self.node.recovery.expect_same(request.metadata())?;
+        let request = request.into_inner();
+        self.check_cluster(&request.cluster_id)?;
+        let node = self.node.clone();
+        let events = events_of(|events| async move { node.write_part_here(request, &events).await });
+        Ok(Response::new(events))
     }
 
     async fn read_points(

@@ -19,6 +19,7 @@ use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
 use evershard_storage::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::cut::{AwaitedCuts, CutTicket};
 use super::error::ShardError;
 use super::offence_journal::OffenceJournal;
 use super::prefetcher::Prefetches;
@@ -79,6 +80,7 @@ pub struct ShardMachine {
     /// Waiting for room did not help the last time.
     waits_in_vain: AtomicBool,
     offences: OffenceJournal,
+    awaited_cuts: AwaitedCuts,
     local_scans: AtomicU64,
     /// The warm-up has begun, or is not wanted.
     warmed: AtomicBool,
@@ -99,6 +101,7 @@ impl ShardMachine {
         let recovered = recovery::recover(&identity, &store.state())?;
         let scope = ShardScope { shard: identity.shard, range: options.range };
         store.set_floors(&recovered.applied.small.floors);
+        store.set_kept_above(recovered.applied.small.kept_above);
         let store = Arc::new(store);
         let rows = Rows::new(
             scope,
@@ -125,6 +128,7 @@ impl ShardMachine {
             prefetches: options.prefetches,
             waits_in_vain: AtomicBool::new(false),
             offences: OffenceJournal::default(),
+            awaited_cuts: AwaitedCuts::default(),
             local_scans: AtomicU64::new(0),
             warmed: AtomicBool::new(false),
             hottest_warmed: AtomicBool::new(false),
@@ -309,6 +313,18 @@ impl ShardMachine {
         }
     }
 
+    /// Makes this replica keep its state as of a checkpoint's cut, once that is applied.
+    #[must_use]
+    pub fn await_cut(&self, checkpoint: u64) -> CutTicket {
+        CutTicket::new(&self.rows, &self.awaited_cuts, checkpoint)
+    }
+
+    /// The lowest cut that a delta can build upon; `None` when nothing was cut yet.
+    #[must_use]
+    pub fn remembered_above(&self) -> Option<u64> {
+        self.small.lock().small.kept_above
+    }
+
     pub(crate) fn lock_debts(&self) -> MutexGuard<'_, Debts> {
         self.debts.lock()
     }
@@ -413,7 +429,9 @@ impl ShardMachine {
                     small: &self.small,
                     rows: &self.rows,
                     offences: &self.offences,
+                    cuts: &self.awaited_cuts,
                     index,
+                    term: entry.position.term,
                     time_ms: *time_ms,
                     clock_ms,
                 };

@@ -12,6 +12,7 @@
 //! Not here: what an entry means (`apply`), when to flush (`flush`), which replica leads (the raft crate).
 
 mod cold;
+mod cut;
 mod error;
 mod hot_rows;
 mod machine;
@@ -31,6 +32,8 @@ mod tests;
 
 pub use cold::ColdCounts;
 pub(crate) use cold::{Absent, Fetched, rows_a_lock};
+pub(crate) use cut::{AwaitedCuts, cleared_above};
+pub use cut::{CutBegun, CutRows, CutSink, CutTable, CutTicket};
 pub use error::ShardError;
 pub use machine::{ShardMachine, ShardOptions};
 pub use offence_journal::{OffenceJournal, OffenceLedger, Side, TableOffences};

@@ -19,6 +19,7 @@ use evershard_storage::table::{RowHeader, Slot, Table};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::cold::{ColdCounts, rows_a_lock};
+use super::cut::CutCopies;
 use super::error::ShardError;
 use super::scans::{ScanId, Scans, ScrubResult, ScrubResults, SkipReason};
 use crate::apply::ShardScope;
@@ -438,11 +439,25 @@ impl Rows {
 
     /// As [`Rows::begin_scan`], when the caller knows that no row is ahead of `index`.
     pub(crate) fn begin_scan_now(&self, id: ScanId, index: u64, beside: Digest) {
-        let mut set = self.set.write();
-        let RowSet { tables, scans, floors, .. } = &mut *set;
-        let begun = scans.begin(id, index, beside, (&*tables, &*floors));
+        let begun = self.begin_scan_of(id, index, (beside, None));
         let result = if begun { ScrubResult::Pending } else { ScrubResult::Skipped(SkipReason::Busy) };
         self.scrubs.lock().put(id, result);
+    }
+
+    /// Begins to keep the state as of a cut, the entry at `index` just applied. Its ticket runs the scan.
+    pub(crate) fn begin_cut(&self, checkpoint: u64, index: u64, above: u64) -> Result<(), SkipReason> {
+        if index <= self.complete_at() {
+            return Err(SkipReason::Replaying);
+        }
+        let copies = Some(CutCopies::above(above));
+        let begun = self.begin_scan_of(ScanId::Cut(checkpoint), index, (Digest::default(), copies));
+        if begun { Ok(()) } else { Err(SkipReason::Busy) }
+    }
+
+    fn begin_scan_of(&self, id: ScanId, index: u64, of: (Digest, Option<CutCopies>)) -> bool {
+        let mut set = self.set.write();
+        let RowSet { tables, scans, floors, .. } = &mut *set;
+        scans.begin(id, index, of, (&*tables, &*floors))
     }
 
     /// True while a scan waits for somebody to run it.

@@ -13,9 +13,12 @@
 //! - a row whose version is above the scan's index was not there, or was added when it changed;
 //! - the digest is a sum, so the order does not matter.
 //!
-//! Invariant: every live row and counting record as of the index is added exactly once.
+//! A checkpoint's scan hands its rows over, too: what is added from memory is copied, since it is about to change or to leave.
 //!
-//! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`), the pass (`scan_run`).
+//! Invariant: every live row and counting record as of the index is added exactly once; and every tombstone that a checkpoint
+//! needs is handed over exactly once.
+//!
+//! Not here: the digest of one row (`read::digest`), who drives the scan (`scrubber`, `cut`), the pass (`scan_run`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,8 +27,9 @@ use evershard_storage::table::{AllDepartures, RowRef, RowShape, Slot, SlotSet, T
 use parking_lot::Mutex;
 
 use super::cold::rows_a_lock;
+use super::cut::CutCopies;
 use super::rows::Floors;
-use crate::read::Digest;
+use crate::read::{AddRow, Digest};
 
 /// Results that are kept for whoever asks.
 const RESULTS_MAX: usize = 16;
@@ -63,6 +67,8 @@ pub enum SkipReason {
     ReadFailed,
     /// A table was cleared before the scan had seen what its rows were.
     Cleared,
+    /// A cut that builds upon one that is too long ago.
+    CutTooOld,
 }
 
 impl std::fmt::Display for SkipReason {
@@ -73,6 +79,7 @@ impl std::fmt::Display for SkipReason {
             Self::Replaced => "took in a snapshot meanwhile",
             Self::Stopped => "gave the scrub up",
             Self::Cleared => "had a table cleared meanwhile",
+            Self::CutTooOld => "remembers too little for a checkpoint that builds upon another",
             Self::ReadFailed => "could not read its rows: its log names the error",
         })
     }
@@ -87,6 +94,8 @@ pub(crate) enum ScanId {
     Local(u64),
     /// Of this replica alone, to bring its rows to memory and to count them.
     WarmUp,
+    /// A checkpoint's.
+    Cut(u64),
 }
 
 /// A table as a scan sees it.
@@ -103,6 +112,8 @@ pub(super) struct ScannedTable {
     pub(super) floor: u64,
     /// Live rows added.
     pub(super) rows: u64,
+    /// Of all rows added.
+    pub(super) digest: Digest,
     /// The table's `live_changes` at the index.
     pub(super) live_changes: i64,
     /// Keys that had left memory at the index.
@@ -113,7 +124,10 @@ pub(super) struct ScannedTable {
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) index: u64,
-    pub(super) digest: Digest,
+    /// Of what is beside the rows.
+    beside: Digest,
+    /// Of a checkpoint's scan: what is handed over.
+    pub(super) copies: Option<CutCopies>,
     pub(super) tables: BTreeMap<u32, ScannedTable>,
     /// Keys that were added from memory, or are no rows there: not to be added again, from memory or from the store. A row may
     /// be flushed, leave, and come back with its old version before the pass over the store has opened.
@@ -125,14 +139,23 @@ impl Gathered {
         if !self.taken.insert((number, key)) {
             return;
         }
-        if row.header().version <= self.index && !row.is_tombstone() {
-            self.digest.add_row(number, key, &row);
-            if row.is_live()
-                && let Some(table) = self.tables.get_mut(&number)
-            {
-                table.rows += 1;
-            }
+        if row.header().version > self.index {
+            return;
         }
+        if let Some(table) = self.tables.get_mut(&number)
+            && !row.is_tombstone()
+        {
+            table.digest.add_row(number, key, &row);
+            table.rows += u64::from(row.is_live());
+        }
+        if let Some(copies) = &mut self.copies {
+            copies.push(number, key, row);
+        }
+    }
+
+    /// Of the whole state.
+    pub(super) fn digest(&self) -> Digest {
+        self.tables.values().fold(self.beside, |sum, table| sum.merge(table.digest))
     }
 }
 
@@ -155,12 +178,13 @@ pub(crate) struct Scans {
 }
 
 impl Scans {
-    /// Begins a scan of the state as of `index`, on top of a digest; false when there are too many.
-    pub(crate) fn begin(
+    /// Begins a scan of the state as of `index`, on top of a digest; false when there are too many. With `copies` it is its
+    /// beginner's to run.
+    pub(super) fn begin(
         &mut self,
         id: ScanId,
         index: u64,
-        digest: Digest,
+        (beside, copies): (Digest, Option<CutCopies>),
         (tables, floors): (&BTreeMap<u32, Table>, &Floors),
     ) -> bool {
         let running = self.running.get_mut();
@@ -174,12 +198,14 @@ impl Scans {
             next: 0,
             dropped: None,
             rows: 0,
+            digest: Digest::default(),
             live_changes: table.live_changes(),
             departures: table.all_departures(),
         };
         let tables = tables.iter().map(|(number, table)| (*number, scanned(*number, table))).collect();
-        let gathered = Gathered { index, digest, tables, taken: BTreeSet::new() };
-        running.push(Scan { id, gathered, claimed: false, viewed: false });
+        let claimed = copies.is_some();
+        let gathered = Gathered { index, beside, copies, tables, taken: BTreeSet::new() };
+        running.push(Scan { id, gathered, claimed, viewed: false });
         true
     }
 
@@ -285,6 +311,19 @@ impl Scans {
             }
         }
         Some(false)
+    }
+
+    /// The tables of a scan.
+    pub(super) fn shapes(&self, id: ScanId) -> BTreeMap<u32, RowShape> {
+        let running = self.running.lock();
+        let tables = running.iter().find(|scan| scan.id == id).map(|scan| &scan.gathered.tables);
+        tables.into_iter().flatten().map(|(number, table)| (*number, table.shape)).collect()
+    }
+
+    /// What was copied for a checkpoint's scan since it was last asked for.
+    pub(super) fn take_copies(&self, id: ScanId) -> Option<CutCopies> {
+        let mut running = self.running.lock();
+        running.iter_mut().find(|scan| scan.id == id)?.gathered.copies.as_mut().map(CutCopies::take)
     }
 
     /// Takes out a scan that has nothing more to hear of.

@@ -2,18 +2,19 @@
 //! checksum is that of the record around it.
 //!
 //! ```text
-//! version u8 = 1, 2 or 3 | clock_ms u64
+//! version u8 = 1 to 4 | clock_ms u64
 //! sessions:  floor u64 | live: count u32, number u64 each, ascending
 //!            count u32, each: number u64 | last u64 | results u8, each: code u8 (0 applied) | table u32 when code is not 0
 //! schemas:   count u32, each: length u32 | TableDescription (protobuf)
 //! dropped:   count u32, each: number u32 | index u64
 //! steps:     count u32, each: job u64 | steps u64 | parts u32 | of u32 | index u64 (from version 2 on)
-//! floors:    count u32, each: table u32 | index u64 (version 3)
-//! clocks:    count u32, each: table u32 | clock u64 (version 3)
+//! floors:    count u32, each: table u32 | index u64 (from version 3 on)
+//! clocks:    count u32, each: table u32 | clock u64 (from version 3 on)
+//! kept:      index u64 (version 4)
 //! ```
 //!
 //! A state without steps and changed definitions is of version 1, and one where no table was cleared, none admits or evicts rows,
-//! and no dense tensor was ever used, of version 2, as builds wrote it that knew none. All little-endian; everything in ascending order
+//! and no dense tensor was ever used, of version 2, as builds wrote it that knew none. It is of version 4 from the first cut on. All little-endian; everything in ascending order
 //! of its numbers, so that equal states have
 //! equal bytes. An empty input is the empty state (a replica before its first flush).
 
@@ -33,6 +34,8 @@ const VERSION_STEPS: u8 = 2;
 /// With tables that were cleared, that admit or evict rows, or that are dense tensors, which earlier builds would take for
 /// sparse tables.
 const VERSION_NEWER_TABLES: u8 = 3;
+/// Of a shard that was cut for a checkpoint: builds that know no cuts would forget what was removed since.
+const VERSION_CUT: u8 = 4;
 
 /// Bytes that are not a small state of a version this build knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -103,6 +106,9 @@ impl SmallState {
                 }
             }
         }
+        if let Some(index) = self.kept_above {
+            bytes.put_u64_le(index);
+        }
         bytes.freeze()
     }
 
@@ -111,7 +117,9 @@ impl SmallState {
     fn version_needed(&self, sessions: &[(u64, &Session)]) -> u8 {
         let is_refused =
             |result: &Option<Refusal>| result.is_some_and(|refusal| refusal.kind.is_of_tensors());
-        if self.needs_newer_builds()
+        if self.kept_above.is_some() {
+            VERSION_CUT
+        } else if self.needs_newer_builds()
             || !self.clocks.is_empty()
             || !self.floors.is_empty()
             || sessions.iter().any(|(_, session)| session.results.iter().any(is_refused))
@@ -134,7 +142,7 @@ impl SmallState {
         }
         let mut reader = Reader { rest: bytes, all: bytes.len() };
         let version = reader.u8()?;
-        if !(VERSION..=VERSION_NEWER_TABLES).contains(&version) {
+        if !(VERSION..=VERSION_CUT).contains(&version) {
             return Err(reader.error(format!("version {version} is of another build")));
         }
         let clock_ms = reader.u64()?;
@@ -157,11 +165,12 @@ impl SmallState {
                 }
             }
         }
+        let kept_above = if version >= VERSION_CUT { Some(reader.u64()?) } else { None };
         if !reader.rest.is_empty() {
             return Err(reader.error("bytes after the end"));
         }
-        let state =
-            SmallState { sessions, schemas: Arc::new(schemas), dropped, clock_ms, steps, floors, clocks };
+        let schemas = Arc::new(schemas);
+        let state = SmallState { sessions, schemas, dropped, clock_ms, steps, floors, clocks, kept_above };
         let needed = state.version_needed(&state.sessions.sorted());
         if version != needed {
             return Err(reader.error(format!("version {version} of a state that version {needed} holds")));
@@ -308,9 +317,18 @@ mod tests {
         refused.sessions.record(3, 3, Some(Refusal { kind: RefusalKind::OutOfRange, table: 8 }));
         assert_eq!(refused.encode()[0], VERSION_NEWER_TABLES, "the tensor may be dropped meanwhile");
         let (tensor, rules) = (sample_with_tensor(), sample_with_rules());
-        for state in
-            [sample(), sample_with_steps(), rules, tensor, changed, refused, cleared, SmallState::default()]
-        {
+        let cut = SmallState { kept_above: Some(0), ..sample() };
+        for state in [
+            sample(),
+            sample_with_steps(),
+            rules,
+            tensor,
+            changed,
+            refused,
+            cleared,
+            cut,
+            SmallState::default(),
+        ] {
             assert_eq!(SmallState::decode(&state.encode()), Ok(state));
         }
         assert_eq!(SmallState::decode(&[]), Ok(SmallState::default()));
@@ -336,7 +354,7 @@ mod tests {
         longer.push(0);
         assert!(SmallState::decode(&longer).is_err());
         let mut newer = bytes.to_vec();
-        newer[0] = 4;
+        newer[0] = 5;
         assert!(
             SmallState::decode(&newer).expect_err("another version").to_string().contains("another build")
         );
@@ -353,6 +371,16 @@ mod tests {
         state.clocks.insert(10, 99);
         state.floors.insert(9, 71);
         state
+    }
+
+    fn sample_with_cut() -> SmallState {
+        SmallState { kept_above: Some(72), ..sample_with_rules() }
+    }
+
+    #[test]
+    fn version_4_stays_as_it_is() {
+        let bytes = golden(env!("CARGO_MANIFEST_DIR"), "small-state-4.bin", &sample_with_cut().encode());
+        assert_eq!(SmallState::decode(&bytes), Ok(sample_with_cut()));
     }
 
     #[test]
@@ -380,6 +408,7 @@ mod tests {
             Just(sample_with_steps().encode().to_vec()),
             Just(sample_with_rules().encode().to_vec()),
             Just(sample_with_tensor().encode().to_vec()),
+            Just(sample_with_cut().encode().to_vec()),
         ])) {
             if let Ok(state) = frugal(bytes.len(), || SmallState::decode(&bytes)) {
                 // What is read as a state can be written, and is the same then.

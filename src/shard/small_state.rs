@@ -27,6 +27,8 @@ pub struct SmallState {
     pub floors: BTreeMap<u32, u64>,
     /// Of tables whose rows live for so many steps: the highest clock of the pushes that changed them.
     pub clocks: BTreeMap<u32, u64>,
+    /// Removed rows of higher versions are remembered, for the next checkpoint; `None` until the first cut.
+    pub kept_above: Option<u64>,
 }
 
 impl SmallState {

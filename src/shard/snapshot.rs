@@ -48,6 +48,7 @@ impl ShardMachine {
         let schemas = Arc::clone(&loaded.applied.small.schemas);
         let floors = loaded.applied.small.floors.clone();
         self.store.set_floors(&floors);
+        self.store.set_kept_above(loaded.applied.small.kept_above);
         self.rows.replace((loaded.tables, floors), schemas, loaded.applied.index(), loaded.complete_at);
         self.warm_up_again();
         *small = loaded.applied;

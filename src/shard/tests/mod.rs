@@ -5,6 +5,7 @@ mod clear;
 mod cold;
 mod concurrent;
 mod crash;
+mod cut;
 mod harness;
 mod hot;
 mod non_finite;

@@ -13,7 +13,7 @@ use evershard_raft::state_machine::{CommittedEntry, EntryContent};
 
 use crate::model::{KeyRange, PushOutcome, Refusal, RefusalKind, TableSchema};
 use crate::optimizer::Rule;
-use crate::read::Digest;
+use crate::read::{AddRow, Digest};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
@@ -90,7 +90,7 @@ impl Reference {
                     self.tables.insert(number, table.definition.expect("there"));
                 }
             }
-            ShardCommand::Scrub { .. } => {}
+            ShardCommand::Scrub { .. } | ShardCommand::Cut { .. } => {}
             ShardCommand::Sessions { floor, live } => {
                 self.expired.extend((0..floor).filter(|number| !live.contains(number)));
                 self.floor = self.floor.max(floor);

@@ -81,6 +81,11 @@ impl Database {
         self.dead.set_replayed_to(index);
     }
 
+    /// Tombstones above `index` are needed by the next checkpoint; `None`: there is none to come.
+    pub(super) fn set_kept_above(&self, index: Option<u64>) {
+        self.dead.set_kept_above(index);
+    }
+
     /// A record of which these are the floors is durable: rows below them are none.
     pub(super) fn set_floors(&self, floors: &BTreeMap<u32, u64>) {
         self.dead.set_floors(floors);

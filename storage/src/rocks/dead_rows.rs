@@ -5,6 +5,8 @@
 //! version is not above it keeps nothing back: an absent row says the same. A row below its table's floor is no row as of the
 //! entry that cleared the table, and replay begins behind that too.
 //!
+//! A checkpoint's delta says what was removed since the one before it, so tombstones above that one's cut are kept too.
+//!
 //! Invariant: what is compared with is of a record that is durable, and names these files, or of an older one.
 //!
 //! Not here: tombstones in memory, and who knows the floors (the server).
@@ -31,12 +33,18 @@ type Floors = Arc<BTreeMap<u32, u64>>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Dead {
     replayed_to: Arc<AtomicU64>,
+    /// Tombstones above it are kept: all, until somebody says what the next checkpoint needs.
+    kept_above: Arc<AtomicU64>,
     floors: Arc<RwLock<Floors>>,
 }
 
 impl Dead {
     pub(super) fn set_replayed_to(&self, index: u64) {
         self.replayed_to.store(index, Ordering::Release);
+    }
+
+    pub(super) fn set_kept_above(&self, index: Option<u64>) {
+        self.kept_above.store(index.unwrap_or(u64::MAX), Ordering::Release);
     }
 
     pub(super) fn set_floors(&self, floors: &BTreeMap<u32, u64>) {
@@ -54,8 +62,11 @@ impl CompactionFilterFactory for DeadRows {
     type Filter = Filter;
 
     fn create(&mut self, _: CompactionFilterContext) -> Filter {
-        let Dead { replayed_to, floors } = &self.0;
-        Filter { replayed_to: replayed_to.load(Ordering::Acquire), floors: Arc::clone(&floors.read()) }
+        let Dead { replayed_to, kept_above, floors } = &self.0;
+        // In this order: what is kept is told before a record is that no longer needs the rest.
+        let replayed_to = replayed_to.load(Ordering::Acquire);
+        let forgotten_to = replayed_to.min(kept_above.load(Ordering::Acquire));
+        Filter { forgotten_to, floors: Arc::clone(&floors.read()) }
     }
 
     fn name(&self) -> &CStr {
@@ -66,7 +77,8 @@ impl CompactionFilterFactory for DeadRows {
 /// One compaction's.
 #[derive(Debug)]
 pub(super) struct Filter {
-    replayed_to: u64,
+    /// Tombstones up to this version go.
+    forgotten_to: u64,
     floors: Floors,
 }
 
@@ -80,7 +92,7 @@ impl Filter {
 
 impl CompactionFilter for Filter {
     fn filter(&mut self, _level: u32, key: &[u8], value: &[u8]) -> CompactionDecision {
-        let is_old = tombstone_version(value).is_some_and(|version| version <= self.replayed_to);
+        let is_old = tombstone_version(value).is_some_and(|version| version <= self.forgotten_to);
         if is_old || (!self.floors.is_empty() && self.is_cleared(key, value)) {
             // RocksDB leaves a deletion in its place where older files may have the row.
             return CompactionDecision::Remove;

@@ -153,6 +153,12 @@ impl ReplicaStore {
         self.database().set_floors(floors);
     }
 
+    /// Which tombstones the next checkpoint needs: those above `index`, none when no checkpoint was ever made. Until it is said,
+    /// none is forgotten. To be told after opening and installing, and before each commit.
+    pub fn set_kept_above(&self, index: Option<u64>) {
+        self.database().set_kept_above(index);
+    }
+
     /// How far the store reaches.
     #[must_use]
     pub fn state(&self) -> FlushedState {

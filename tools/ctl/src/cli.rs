@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::commands::{cluster, completions, job, node, scrub, shard, status, table};
+use crate::commands::{checkpoint, cluster, completions, job, node, scrub, shard, status, table};
 
 /// Look at an Evershard cluster and change it.
 #[derive(Debug, Parser)]
@@ -81,6 +81,9 @@ pub(crate) enum Command {
     /// The training runs: workers, clocks, who waits for whom.
     #[command(subcommand)]
     Job(job::JobCommand),
+    /// Checkpoints of the whole cluster, in a directory or a bucket.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Compare the replicas of every shard, to the bit.
     Scrub(scrub::ScrubArgs),
     /// The cluster as a whole.

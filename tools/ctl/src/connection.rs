@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use evershard_proto::limits::MESSAGE_BYTES_MAX;
 use evershard_proto::v1::admin_service_client::AdminServiceClient;
+use evershard_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use evershard_proto::v1::job_service_client::JobServiceClient;
 use evershard_proto::v1::parameter_service_client::ParameterServiceClient;
 use evershard_proto::v1::{GetRoutingRequest, Routing};
@@ -41,6 +42,11 @@ impl Node {
 
     pub(crate) fn admin(&self) -> AdminServiceClient<Channel> {
         AdminServiceClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Without a deadline of its own: a checkpoint takes as long as its target.
+    pub(crate) fn checkpoints(&self) -> CheckpointServiceClient<Channel> {
+        CheckpointServiceClient::new(self.channel.clone())
     }
 
     pub(crate) fn jobs(&self) -> JobServiceClient<Channel> {

@@ -1,5 +1,6 @@
 //! What can go wrong, and the exit code that says so.
 
+use evershard_checkpoint::target::TargetError;
 use evershard_proto::v1::{ErrorDetail, ErrorKind};
 use prost::Message;
 use tonic::{Code, Status};
@@ -31,6 +32,12 @@ pub(crate) enum CtlError {
     /// A hyper-parameter of another kind of optimizer.
     #[error("table {table} has the optimizer {optimizer}: there is no {flag} to change")]
     NotOfThisOptimizer { table: String, optimizer: String, flag: &'static str },
+    /// A checkpoint, or what it lies in.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A checkpoint that is not whole.
+    #[error("checkpoint {name} is not whole: {problems} problems")]
+    NotWhole { name: String, problems: usize },
     /// The user did not say yes.
     #[error("not confirmed: {hint}")]
     NotConfirmed { hint: &'static str },
@@ -46,8 +53,11 @@ impl CtlError {
             CtlError::Endpoint { .. }
             | CtlError::NotOfThisOptimizer { .. }
             | CtlError::NotConfirmed { .. } => 2,
-            CtlError::Unavailable { .. } => 3,
-            CtlError::NotInitialized { .. }
+            CtlError::Target(TargetError::Url { .. }) => 2,
+            CtlError::Target(TargetError::Store { .. }) | CtlError::Unavailable { .. } => 3,
+            CtlError::Target(_)
+            | CtlError::NotWhole { .. }
+            | CtlError::NotInitialized { .. }
             | CtlError::Refused { .. }
             | CtlError::Unknown { .. }
             | CtlError::BadReply { .. }

@@ -1,5 +1,6 @@
 //! The commands: a folder per noun, a file per verb.
 
+pub(crate) mod checkpoint;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod job;
@@ -23,6 +24,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Shard(command) => shard::run(global, command).await,
         Command::Table(command) => table::run(global, command).await,
         Command::Job(command) => job::run(global, command).await,
+        Command::Checkpoint(command) => checkpoint::run(global, command).await,
         Command::Scrub(args) => scrub::run(global, args).await,
         Command::Cluster(command) => cluster::run(global, command).await,
         Command::Completions(args) => completions::run(args),

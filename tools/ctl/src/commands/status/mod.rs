@@ -11,6 +11,7 @@ use crate::cli::{Global, Output};
 use crate::error::CtlError;
 use crate::output;
 
+pub(crate) use print::bytes;
 pub(crate) use view::{ClusterView, TableView, TensorView};
 
 /// Nodes, shards, replicas and tables in one look.
