@@ -100,7 +100,8 @@ fn an_edited_manifest_and_one_of_another_version_are_refused() {
 
 #[test]
 fn what_contradicts_itself_is_no_manifest() {
-    let changes: Vec<(&str, fn(&mut Content))> = vec![
+    type Change = (&'static str, fn(&mut Content));
+    let changes: Vec<Change> = vec![
         ("shards", |c| drop(c.shards.remove(1))),
         ("shard 1", |c| drop(c.shards.remove(0))),
         ("shard 1", |c| c.shards[1].first_key += 1),

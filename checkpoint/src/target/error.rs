@@ -1,6 +1,5 @@
 //! Why a target did not give or take what was asked.
 
-use super::redact::redact;
 use crate::manifest::ManifestError;
 use crate::name::CheckpointName;
 use crate::run::RunError;
@@ -94,16 +93,6 @@ pub enum TargetError {
         /// Its name.
         name: CheckpointName,
     },
-    /// Files are being collected all the time.
-    #[error("{target}: files are being pruned ({path}) for {seconds} s; try again when that has ended")]
-    Pruning {
-        /// The target.
-        target: String,
-        /// Whose mark it is.
-        path: String,
-        /// How long was waited.
-        seconds: u64,
-    },
     /// There is no checkpoint of this name.
     #[error("{target}: there is no checkpoint {name}")]
     Unknown {
@@ -129,17 +118,36 @@ impl TargetError {
             TargetError::Url { .. }
                 | TargetError::Store { .. }
                 | TargetError::Exists { .. }
-                | TargetError::Pruning { .. }
                 | TargetError::Unknown { .. }
         )
     }
 }
 
-/// What the store said, innermost first, without what may be secret.
+/// What the store said, innermost first, without what stands behind a question mark (signatures of requests) or in a header.
 pub(super) fn reason(error: &object_store::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
     redact(&innermost.to_string())
+}
+
+/// Leaves out queries of URLs and what looks like a credential.
+pub(super) fn redact(text: &str) -> String {
+    let is_secret = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        ["secret", "token", "signature", "authorization", "password", "accountkey", "credential="]
+            .iter()
+            .any(|name| word.contains(name) && word.contains(['=', ':']))
+    };
+    let words = text.split(' ').map(|word| {
+        if is_secret(word) {
+            return "<hidden>".to_owned();
+        }
+        match word.split_once('?') {
+            Some((before, _)) if before.contains("://") => format!("{before}?<hidden>"),
+            _ => word.to_owned(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
 }

@@ -1,7 +1,5 @@
 //! A file on its way in from a target.
 
-use std::sync::atomic::Ordering;
-
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
@@ -82,8 +80,6 @@ impl FileStream {
         let path = self.file.path();
         if let Some(piece) = self.pieces.next().await {
             let piece = piece.map_err(|error| self.target.error("read", &path, &error))?;
-            self.target.may_go(piece.len() as u64).await;
-            self.target.bytes_read.fetch_add(piece.len() as u64, Ordering::Relaxed);
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(&piece);
             }

@@ -1,29 +1,16 @@
 //! Opening a target.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use url::Url;
 
-use super::rate::Rate;
-use super::redact::redact;
 use super::{Target, TargetError};
-
-/// How a target is used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TargetOptions {
-    /// Creates a directory that does not exist. A bucket must.
-    pub create: bool,
-    /// Holds uploads and downloads to so many bytes a second.
-    pub bytes_per_second: Option<NonZeroU64>,
-}
 
 /// Without a password, and without what stands behind a question mark.
 fn shown(url: &str) -> String {
-    let Ok(mut url) = Url::parse(url) else { return redact(url) };
+    let Ok(mut url) = Url::parse(url) else { return super::error::redact(url) };
     url.set_query(None);
     url.set_fragment(None);
     if url.password().is_some() || !url.username().is_empty() {
@@ -41,7 +28,7 @@ impl Target {
     /// # Errors
     /// The URL leads nowhere, or the directory cannot be created.
     pub fn create(url: &str) -> Result<Self, TargetError> {
-        Self::open_with(url, TargetOptions { create: true, ..TargetOptions::default() })
+        Self::open_or_create(url, true)
     }
 
     /// Opens a target that exists, as [`Target::create`] does.
@@ -49,27 +36,7 @@ impl Target {
     /// # Errors
     /// The URL leads nowhere.
     pub fn open(url: &str) -> Result<Self, TargetError> {
-        Self::open_with(url, TargetOptions::default())
-    }
-
-    /// Opens a target, as [`Target::create`] does.
-    ///
-    /// # Errors
-    /// The URL leads nowhere, or the directory cannot be created.
-    pub fn open_with(text: &str, options: TargetOptions) -> Result<Self, TargetError> {
-        let TargetOptions { create, bytes_per_second } = options;
-        let mut target = Self::open_or_create(text, create)?;
-        target.rate = bytes_per_second.map(|rate| Arc::new(Rate::new(rate)));
-        Ok(target)
-    }
-
-    pub(crate) fn of_store(
-        store: Arc<dyn ObjectStore>,
-        root: Path,
-        url: &str,
-        directory: Option<Arc<std::path::Path>>,
-    ) -> Self {
-        Target { store, root, url: url.into(), directory, rate: None, bytes_read: Arc::default() }
+        Self::open_or_create(url, false)
     }
 
     fn open_or_create(text: &str, create: bool) -> Result<Self, TargetError> {
@@ -89,7 +56,7 @@ impl Target {
         let store = LocalFileSystem::new_with_prefix(&directory)
             .map_err(|error| bad(super::error::reason(&error)))?
             .with_fsync(true);
-        Ok(Self::of_store(Arc::new(store), Path::default(), &shown(text), Some(directory.into())))
+        Ok(Target { store: Arc::new(store), root: Path::default(), url: shown(text).into() })
     }
 
     #[cfg(feature = "clouds")]
@@ -100,7 +67,7 @@ impl Target {
             .map(|(name, value)| (name.to_ascii_lowercase(), value));
         let (store, root) =
             object_store::parse_url_opts(url, options).map_err(|error| super::error::reason(&error))?;
-        Ok(Self::of_store(store.into(), root, &shown, None))
+        Ok(Target { store: store.into(), root, url: shown.into() })
     }
 
     #[cfg(not(feature = "clouds"))]

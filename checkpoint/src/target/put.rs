@@ -11,10 +11,6 @@ use crate::run::Run;
 
 /// Files whose lengths are asked for at a time.
 const LOOKS_AT_ONCE: usize = 16;
-/// A longer file goes in parts.
-const PARTS_FROM_BYTES: usize = 16 << 20;
-/// Bytes of a part: stores take no shorter ones than 5 MiB.
-const PART_BYTES: usize = 8 << 20;
 
 impl Target {
     /// Puts a run, and says whether its bytes were uploaded: they were not there yet.
@@ -56,36 +52,10 @@ impl Target {
             Err(error) => return Err(error),
         }
         let path = file.path();
-        let put = if bytes.len() > PARTS_FROM_BYTES {
-            self.put_in_parts(&self.path(&path), bytes).await
-        } else {
-            self.may_go(file.bytes).await;
-            self.store.put(&self.path(&path), PutPayload::from_bytes(bytes.clone())).await.map(drop)
-        };
+        let payload = PutPayload::from_bytes(bytes.clone());
+        let put = self.store.put(&self.path(&path), payload).await;
         put.map_err(|error| self.error("write", &path, &error))?;
         Ok((file, true))
-    }
-
-    /// A part is one request: a slow connection repeats it, and not the whole file. The file is there after the last.
-    async fn put_in_parts(&self, path: &object_store::path::Path, bytes: &Bytes) -> object_store::Result<()> {
-        let mut upload = self.store.put_multipart(path).await?;
-        let mut put = Ok(());
-        let mut at = 0;
-        while put.is_ok() && at < bytes.len() {
-            let part = bytes.slice(at..bytes.len().min(at + PART_BYTES));
-            at += part.len();
-            self.may_go(part.len() as u64).await;
-            put = upload.put_part(PutPayload::from_bytes(part)).await;
-        }
-        let put = match put {
-            Ok(()) => upload.complete().await.map(drop),
-            Err(error) => Err(error),
-        };
-        if put.is_err() {
-            // The error is the one of the part. What stays in the store is not seen.
-            let _ = upload.abort().await;
-        }
-        put
     }
 
     /// That a file is there, with its length. What is in it is not looked at.
@@ -109,27 +79,28 @@ impl Target {
     /// # Errors
     /// The first that is missing or has another length; or the store fails.
     pub async fn look_at_all(&self, content: &Content) -> Result<(), TargetError> {
-        self.look_at_files(&content.files()).await
-    }
-
-    pub(super) async fn look_at_files(&self, files: &[FileEntry]) -> Result<(), TargetError> {
         let look = |file: FileEntry| {
             let target = self.clone();
             async move { target.look_at(&file).await }
         };
-        stream::iter(files.to_vec()).map(look).buffer_unordered(LOOKS_AT_ONCE).try_collect().await
+        let looks: Vec<_> = content.files().into_iter().map(look).collect();
+        stream::iter(looks).buffer_unordered(LOOKS_AT_ONCE).try_collect().await
     }
 
-    /// A manifest as bytes, before anything is asked of the store.
-    pub(super) fn encode_manifest(&self, content: &Content) -> Result<Vec<u8>, TargetError> {
+    /// Makes it a checkpoint: sees that every file is there with its length, and creates the manifest. When this returns it is
+    /// durable.
+    ///
+    /// # Errors
+    /// A file is missing or has another length; there is a checkpoint of this name already; the content contradicts itself; the
+    /// store fails. There is no checkpoint then, unless the store failed at the very end: [`Target::has`] tells.
+    pub async fn finish(&self, content: &Content) -> Result<(), TargetError> {
         let path = Self::manifest_path(&content.name);
-        let target = || self.url.to_string();
-        encode(content).map_err(|source| TargetError::Manifest { target: target(), path, source })
-    }
-
-    /// Creates the manifest of files that are there.
-    pub(super) async fn create_manifest(&self, content: &Content, bytes: Vec<u8>) -> Result<(), TargetError> {
-        let path = Self::manifest_path(&content.name);
+        let bytes = encode(content).map_err(|source| TargetError::Manifest {
+            target: self.url.to_string(),
+            path: path.clone(),
+            source,
+        })?;
+        self.look_at_all(content).await?;
         let options = PutOptions::from(PutMode::Create);
         match self.store.put_opts(&self.path(&path), bytes.into(), options).await {
             Ok(_) => Ok(()),

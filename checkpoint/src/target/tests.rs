@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tempfile::TempDir;
 
-use super::redact::redact;
+use super::error::redact;
 use super::*;
 use crate::manifest::{Content, ShardEntry};
 use crate::run::{RowHead, Run, RunShape, RunWriter};

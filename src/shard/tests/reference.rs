@@ -13,7 +13,7 @@ use evershard_raft::state_machine::{CommittedEntry, EntryContent};
 
 use crate::model::{KeyRange, PushOutcome, Refusal, RefusalKind, TableSchema};
 use crate::optimizer::Rule;
-use crate::read::{AddRow, Digest};
+use crate::read::Digest;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
