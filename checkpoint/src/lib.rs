@@ -2,13 +2,14 @@
 //!
 //! - [`run`]: a file of rows. [`manifest`]: what a checkpoint is made of. [`target`]: where both lie.
 //! - [`reader`]: the rows of a table, merged over the links of each part.
-//! - [`verify`]: what is done with whole checkpoints.
+//! - [`verify`], [`prune`]: what is done with whole checkpoints.
 //!
 //! Not here: cutting and scanning (the server), the command line (`evershardctl checkpoint`).
 
 pub mod hash;
 pub mod manifest;
 pub mod name;
+pub mod prune;
 pub mod reader;
 pub mod run;
 pub mod target;

@@ -9,7 +9,7 @@
 //!
 //! Not here: what is done under a mark (`writing`, `crate::prune`).
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStoreExt};
@@ -50,10 +50,21 @@ pub(crate) struct StoreTime {
 }
 
 impl StoreTime {
+    /// For whoever changes nothing, and so has no file of its own to look at.
+    pub(crate) fn of_this_machine() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        StoreTime { at_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX), read: Instant::now() }
+    }
+
+    /// How old a file was when the clock was read: it is at least that old now.
+    pub(crate) fn age_at_first(&self, file: &ObjectMeta) -> Duration {
+        let then = self.at_ms.saturating_sub(file.last_modified.timestamp_millis());
+        Duration::from_millis(u64::try_from(then).unwrap_or(0))
+    }
+
     /// How long ago a file was put. A file of the store's future was put just now.
     pub(crate) fn age(&self, file: &ObjectMeta) -> Duration {
-        let then = self.at_ms.saturating_sub(file.last_modified.timestamp_millis());
-        Duration::from_millis(u64::try_from(then).unwrap_or(0)) + self.read.elapsed()
+        self.age_at_first(file) + self.read.elapsed()
     }
 }
 
@@ -61,21 +72,22 @@ impl StoreTime {
 #[derive(Debug)]
 pub(crate) struct Mark {
     kind: MarkKind,
+    about: String,
     path: String,
-    text: String,
-    /// Before it was last put: it is at least this young.
-    renewed: Instant,
+    /// Before it was last put: it is at least this young. A machine that was suspended has a clock that stood still, so both are asked.
+    renewed: (Instant, SystemTime),
+}
+
+/// A path that no mark has had.
+fn new_path(kind: MarkKind, about: &str) -> String {
+    let separator = if about.is_empty() { "" } else { "-" };
+    format!("{}/{about}{separator}{}.json", kind.folder(), Uuid::new_v4().simple())
 }
 
 impl Mark {
-    /// Its path in the target.
-    pub(crate) fn path(&self) -> &str {
-        &self.path
-    }
-
     /// How long ago it was put, at most.
     pub(crate) fn age(&self) -> Duration {
-        self.renewed.elapsed()
+        self.renewed.0.elapsed().max(self.renewed.1.elapsed().unwrap_or_default())
     }
 
     /// Whether everybody takes it for one of somebody who lives, for as long again as one request may last.
@@ -87,22 +99,43 @@ impl Mark {
 impl Target {
     /// Puts a mark. `about` is for people, and a part of its name: a checkpoint's name, or nothing.
     pub(crate) async fn put_mark(&self, kind: MarkKind, about: &str) -> Result<Mark, TargetError> {
-        let nonce = Uuid::new_v4().simple();
-        let separator = if about.is_empty() { "" } else { "-" };
-        let path = format!("{}/{about}{separator}{nonce}.json", kind.folder());
-        let text = serde_json::json!({ "process": std::process::id(), "about": about }).to_string();
-        let mut mark = Mark { kind, path, text, renewed: Instant::now() };
-        self.renew_mark(&mut mark).await?;
+        let renewed = (Instant::now(), SystemTime::now());
+        let mark = Mark { kind, about: about.to_owned(), path: new_path(kind, about), renewed };
+        self.write_mark(&mark).await?;
         Ok(mark)
     }
 
-    /// Puts a mark again: it is young then, and there, even if somebody took it for stale.
+    /// Puts a mark again: it is young then. One that somebody may have taken for stale gets another name: whoever did removes the old
+    /// one, and perhaps only now.
     pub(crate) async fn renew_mark(&self, mark: &mut Mark) -> Result<(), TargetError> {
-        let before = Instant::now();
-        let put = self.store.put(&self.path(&mark.path), mark.text.clone().into()).await;
-        put.map_err(|error| self.error("write", &mark.path, &error))?;
-        mark.renewed = before;
-        Ok(())
+        let renewed = (Instant::now(), SystemTime::now());
+        if mark.is_young() {
+            self.write_mark(mark).await?;
+            mark.renewed = renewed;
+            return Ok(());
+        }
+        let Mark { kind, about, .. } = &*mark;
+        let new = Mark { kind: *kind, about: about.clone(), path: new_path(*kind, about), renewed };
+        self.write_mark(&new).await?;
+        let old = std::mem::replace(mark, new);
+        self.remove_mark(old).await
+    }
+
+    async fn write_mark(&self, mark: &Mark) -> Result<(), TargetError> {
+        let text = serde_json::json!({ "process": std::process::id(), "about": mark.about }).to_string();
+        let put = self.store.put(&self.path(&mark.path), text.into()).await;
+        put.map(drop).map_err(|error| self.error("write", &mark.path, &error))
+    }
+
+    /// As if nobody had renewed it for so long: for tests of pauses.
+    #[cfg(test)]
+    pub(crate) fn make_old(&self, mark: &mut Mark, age: Duration) {
+        mark.renewed.1 -= age;
+        if let Some(directory) = &self.directory {
+            let file =
+                std::fs::File::options().write(true).open(directory.join(&mark.path)).expect("the mark");
+            file.set_modified(SystemTime::now() - age).expect("changed");
+        }
     }
 
     /// Takes a mark away.
@@ -114,7 +147,7 @@ impl Target {
     pub(crate) async fn store_time(&self, mark: &Mark) -> Result<StoreTime, TargetError> {
         let meta = self.store.head(&self.path(&mark.path)).await;
         let meta = meta.map_err(|error| self.error("look at", &mark.path, &error))?;
-        Ok(StoreTime { at_ms: meta.last_modified.timestamp_millis(), read: mark.renewed })
+        Ok(StoreTime { at_ms: meta.last_modified.timestamp_millis(), read: mark.renewed.0 })
     }
 
     /// The marks of a kind: first the paths of those whose makers live, then of those whose makers died.

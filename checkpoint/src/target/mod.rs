@@ -20,6 +20,7 @@
 //!
 //! Not here: what files and manifests hold (`crate::run`, `crate::manifest`), which may go (`crate::prune`).
 
+mod directory;
 mod error;
 mod get;
 mod manifests;
@@ -30,6 +31,7 @@ mod rate;
 mod redact;
 #[cfg(test)]
 mod tests;
+mod unneeded;
 mod writing;
 
 use std::sync::Arc;
@@ -44,6 +46,7 @@ pub use get::FileStream;
 pub use manifests::Listed;
 pub(crate) use marks::{Mark, MarkKind, StoreTime};
 pub use open::TargetOptions;
+pub(crate) use unneeded::Unneeded;
 pub use writing::Writing;
 
 /// A mark of who writes, when it was not renewed for so long, is of somebody who died.
