@@ -13,6 +13,8 @@ pub mod prune;
 pub mod reader;
 pub mod run;
 pub mod target;
+#[cfg(test)]
+mod testing;
 pub mod verify;
 
 /// Counts what decoders take.

@@ -21,6 +21,8 @@
 //! Not here: what files and manifests hold (`crate::run`, `crate::manifest`), which may go (`crate::prune`).
 
 mod directory;
+#[cfg(test)]
+mod dying;
 mod error;
 mod get;
 mod manifests;
@@ -41,6 +43,8 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use object_store::path::Path;
 
+#[cfg(test)]
+pub(crate) use dying::Dying;
 pub use error::TargetError;
 pub use get::FileStream;
 pub use manifests::Listed;

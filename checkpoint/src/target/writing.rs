@@ -94,6 +94,12 @@ impl Writing {
         self.target.renew_mark(&mut self.mark).await
     }
 
+    /// As if this process had been paused.
+    #[cfg(test)]
+    pub(crate) fn make_old(&mut self, age: Duration) {
+        self.target.make_old(&mut self.mark, age);
+    }
+
     /// With a young mark: until nobody prunes who may not have seen it.
     async fn wait_for_prunes(&mut self, wait_max: Duration) -> Result<(), TargetError> {
         let began = Instant::now();
