@@ -163,7 +163,7 @@ fn train(workers: &mut JoinSet<u64>, job: &Job, table: &Table, ranks: u32, stop:
             while !stop.load(Ordering::Relaxed) {
                 worker.push(&table, &ids, &vec![-1.0; ids.len() * DIM]).await.unwrap();
                 steps += 1;
-                let stopped = worker.tick(steps.to_le_bytes().to_vec().into()).await;
+                let stopped = worker.tick(&steps.to_le_bytes()).await;
                 stopped.unwrap();
             }
             worker.leave().await.unwrap();
@@ -244,7 +244,7 @@ async fn a_checkpoint_that_cannot_be_is_not_there_and_holds_nobody() {
     let request = CreateCheckpointRequest { hold_within_ms: 300, ..place.request("held") };
     let error = create(&cluster, 1, request).await.unwrap_err();
     assert!(error.message().contains("worker 0 of job \"slow\""), "{error}");
-    timeout(PATIENCE, worker.tick(Vec::new().into())).await.expect("the hold is over").unwrap();
+    timeout(PATIENCE, worker.tick(&[])).await.expect("the hold is over").unwrap();
     // A target that cannot be.
     let request = CreateCheckpointRequest { url: "file:///proc/nothing".into(), ..place.request("nowhere") };
     let error = create(&cluster, 1, request).await.unwrap_err();
