@@ -2,10 +2,11 @@
 //!
 //! - [`run`]: a file of rows. [`manifest`]: what a checkpoint is made of. [`target`]: where both lie.
 //! - [`reader`]: the rows of a table, merged over the links of each part.
-//! - [`verify`], [`prune`]: what is done with whole checkpoints.
+//! - [`verify`], [`diff`], [`prune`]: what is done with whole checkpoints.
 //!
 //! Not here: cutting and scanning (the server), the command line (`evershardctl checkpoint`).
 
+pub mod diff;
 pub mod hash;
 pub mod manifest;
 pub mod name;

@@ -9,7 +9,9 @@ use super::error::ManifestError;
 use crate::hash::FileHash;
 
 const MAGIC: &str = "evershard-checkpoint";
-pub(super) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
+/// The version that is read and written.
+pub(super) const KNOWN_VERSION: u32 = VERSION;
 
 #[derive(Serialize, Deserialize)]
 struct Envelope<'a> {

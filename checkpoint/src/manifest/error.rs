@@ -18,7 +18,7 @@ pub enum ManifestError {
         reason: String,
     },
     /// Of another version of Evershard.
-    #[error("manifest version {found}, this build reads {version}", version = super::codec::VERSION)]
+    #[error("manifest version {found}, this build reads {version}", version = super::codec::KNOWN_VERSION)]
     Version {
         /// What it says.
         found: u32,

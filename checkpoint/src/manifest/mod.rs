@@ -11,7 +11,7 @@
 //! Invariants ([`Content::check`], of every manifest that is read or written):
 //! - the shards cover all keys, each once: a part that is missing is no empty part;
 //! - a chain of links begins with a base, and its cuts ascend; the last is the shard's cut;
-//! - every run is of a table of the checkpoint, or of one that is gone by the last link, and lies in its shard's range;
+//! - every run lies in its shard's range, and is of a table of the checkpoint or of one that is gone;
 //! - a file has one size and one crc32 wherever it is named, and `bytes_total` is the sum over all files.
 //!
 //! Not here: where a manifest lies and how it gets there (`crate::target`), what files hold (`crate::run`).
@@ -20,6 +20,8 @@ mod check;
 mod codec;
 mod content;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod part;
 #[cfg(test)]
 mod tests;

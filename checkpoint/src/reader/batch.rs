@@ -25,6 +25,20 @@ pub struct BatchRow<'a> {
     pub weights: usize,
 }
 
+impl BatchRow<'_> {
+    /// Its weights alone.
+    #[must_use]
+    pub fn weights(&self) -> &[f32] {
+        &self.values[..self.weights]
+    }
+
+    /// Its optimizer state alone.
+    #[must_use]
+    pub fn state(&self) -> &[f32] {
+        &self.values[self.weights..]
+    }
+}
+
 impl Batch {
     /// How many rows there are.
     #[must_use]
@@ -38,18 +52,22 @@ impl Batch {
         self.heads.is_empty()
     }
 
+    /// A row, by its place.
+    #[must_use]
+    pub fn row(&self, at: usize) -> Option<BatchRow<'_>> {
+        let (key, head, end) = self.heads.get(at)?;
+        let start = at.checked_sub(1).map_or(0, |before| self.heads[before].2);
+        let floats = &self.floats[start..*end];
+        let dim = self.shape.map_or(0, |shape| shape.dim as usize);
+        let state = self.shape.map_or(0, |shape| shape.state as usize);
+        let (weights, values) = if head.is_live() { (dim, dim + state) } else { (0, 0) };
+        let (values, notes) = floats.split_at(values.min(floats.len()));
+        Some(BatchRow { key: *key, head: *head, values, notes, weights })
+    }
+
     /// All of them.
     pub fn rows(&self) -> impl Iterator<Item = BatchRow<'_>> {
-        let mut start = 0;
-        self.heads.iter().map(move |(key, head, end)| {
-            let floats = &self.floats[start..*end];
-            start = *end;
-            let dim = self.shape.map_or(0, |shape| shape.dim as usize);
-            let state = self.shape.map_or(0, |shape| shape.state as usize);
-            let (weights, values) = if head.is_live() { (dim, dim + state) } else { (0, 0) };
-            let (values, notes) = floats.split_at(values.min(floats.len()));
-            BatchRow { key: *key, head: *head, values, notes, weights }
-        })
+        (0..self.len()).filter_map(|at| self.row(at))
     }
 
     pub(super) fn clear(&mut self) {

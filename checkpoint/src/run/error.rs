@@ -19,7 +19,7 @@ pub enum RunFault {
     #[error("this is no run of rows: the magic is missing")]
     Magic,
     /// Of another version of Evershard.
-    #[error("run format {found}, this build reads {version}", version = super::head::VERSION)]
+    #[error("run format {found}, this build reads {version}", version = super::head::KNOWN_VERSION)]
     Version {
         /// What the file says.
         found: u32,

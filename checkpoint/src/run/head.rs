@@ -3,8 +3,10 @@
 use super::error::RunFault;
 use super::{ROW_FLOATS_MAX, RUN_BYTES_MAX};
 
-pub(super) const MAGIC: &[u8; 8] = b"EVSHRUN\0";
-pub(super) const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"EVSHRUN\0";
+const VERSION: u32 = 1;
+/// The version that is read and written.
+pub(super) const KNOWN_VERSION: u32 = VERSION;
 /// Bytes of the head.
 pub(super) const HEAD_BYTES: usize = 64;
 /// Bytes of a row before its floats.
