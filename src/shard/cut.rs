@@ -23,6 +23,7 @@ use evershard_storage::table::{RowHeader, RowRef, RowShape};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::machine::ShardMachine;
 use super::rows::{Floors, Rows};
 use super::scans::{ScanId, SkipReason};
 use crate::read::Digest;
@@ -104,6 +105,20 @@ impl AwaitedCuts {
     }
 }
 
+impl ShardMachine {
+    /// Makes this replica keep its state as of a checkpoint's cut, once that is applied.
+    #[must_use]
+    pub fn await_cut(&self, checkpoint: u64) -> CutTicket {
+        CutTicket::new(&self.rows, &self.awaited_cuts, checkpoint)
+    }
+
+    /// The lowest cut that a delta can build upon; `None` when nothing was cut yet.
+    #[must_use]
+    pub fn remembered_above(&self) -> Option<u64> {
+        self.lock_small().small.kept_above
+    }
+}
+
 /// The right to write a cut's rows, and the duty to: see the [module](self).
 #[derive(Debug)]
 pub struct CutTicket {
@@ -113,7 +128,7 @@ pub struct CutTicket {
 }
 
 impl CutTicket {
-    pub(super) fn new(rows: &Arc<Rows>, awaited: &AwaitedCuts, checkpoint: u64) -> Self {
+    fn new(rows: &Arc<Rows>, awaited: &AwaitedCuts, checkpoint: u64) -> Self {
         CutTicket { rows: Arc::clone(rows), checkpoint, begun: Some(awaited.add(checkpoint)) }
     }
 

@@ -19,7 +19,7 @@ use evershard_storage::rocks::{ReplicaIdentity, ReplicaStore};
 use evershard_storage::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::cut::{AwaitedCuts, CutTicket};
+use super::cut::AwaitedCuts;
 use super::error::ShardError;
 use super::offence_journal::OffenceJournal;
 use super::prefetcher::Prefetches;
@@ -80,7 +80,7 @@ pub struct ShardMachine {
     /// Waiting for room did not help the last time.
     waits_in_vain: AtomicBool,
     offences: OffenceJournal,
-    awaited_cuts: AwaitedCuts,
+    pub(super) awaited_cuts: AwaitedCuts,
     local_scans: AtomicU64,
     /// The warm-up has begun, or is not wanted.
     warmed: AtomicBool,
@@ -311,18 +311,6 @@ impl ShardMachine {
                 Some(ScrubResult::Skipped(_)) | None => return None,
             };
         }
-    }
-
-    /// Makes this replica keep its state as of a checkpoint's cut, once that is applied.
-    #[must_use]
-    pub fn await_cut(&self, checkpoint: u64) -> CutTicket {
-        CutTicket::new(&self.rows, &self.awaited_cuts, checkpoint)
-    }
-
-    /// The lowest cut that a delta can build upon; `None` when nothing was cut yet.
-    #[must_use]
-    pub fn remembered_above(&self) -> Option<u64> {
-        self.small.lock().small.kept_above
     }
 
     pub(crate) fn lock_debts(&self) -> MutexGuard<'_, Debts> {
