@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use evershard::{Encoding, ErrorKind, PushOptions};
 use evershard_proto::key::mix64;
-use evershard_proto::push_body::{
-    CLUSTER_VERSION_IDS, HEADER_BYTES, KEY_BYTES, Operation, PushBodyBuilder, SECTION_BYTES,
-};
+use evershard_proto::push_body::{HEADER_BYTES, KEY_BYTES, Operation, PushBodyBuilder, SECTION_BYTES};
+// The highest that this build knows.
+use evershard_proto::shard_command::CLUSTER_VERSION_CUTS as CLUSTER_VERSION_MAX;
 use evershard_proto::v1::RaiseVersionRequest;
 use support::metrics::metric;
 use support::raw::{self, RawSession};
@@ -93,7 +93,7 @@ async fn sums_are_exact_in_every_encoding_through_kills_and_replay() {
     // Nothing is flushed: what a node has after it was killed, it has from its log.
     let options = Options { shards: 3, ..Options::default() }.arg("--flush-interval-ms", 3_600_000);
     let mut cluster = Cluster::start(options).await;
-    wait_version(&cluster, CLUSTER_VERSION_IDS).await;
+    wait_version(&cluster, CLUSTER_VERSION_MAX).await;
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let mut tables = Vec::new();
     for encoding in Encoding::ALL {
@@ -196,12 +196,12 @@ async fn a_cluster_gets_no_ids_before_it_is_of_their_version() {
     assert_holds(&table, &sums).await;
 
     // A build that does not know a version keeps the cluster from it.
-    let beyond = raise(&cluster, Some(CLUSTER_VERSION_IDS + 1)).await.unwrap_err();
+    let beyond = raise(&cluster, Some(CLUSTER_VERSION_MAX + 1)).await.unwrap_err();
     assert_eq!(raw::kind(&beyond), ErrorKind::Invalid);
     assert!(beyond.message().contains("of node "), "{beyond}");
-    assert_eq!(raise(&cluster, None).await.unwrap(), CLUSTER_VERSION_IDS);
-    assert_eq!(raise(&cluster, Some(1)).await.unwrap(), CLUSTER_VERSION_IDS, "it does not go down");
-    wait_version(&cluster, CLUSTER_VERSION_IDS).await;
+    assert_eq!(raise(&cluster, None).await.unwrap(), CLUSTER_VERSION_MAX);
+    assert_eq!(raise(&cluster, Some(1)).await.unwrap(), CLUSTER_VERSION_MAX, "it does not go down");
+    wait_version(&cluster, CLUSTER_VERSION_MAX).await;
 
     // The same body under the same number: the door said that it may pass, and it has.
     raw::push(&cluster, leader, shard.group, body).await.unwrap();
@@ -222,7 +222,7 @@ async fn a_cluster_gets_no_ids_before_it_is_of_their_version() {
 async fn steps_of_a_job_are_summed_from_ids_through_kills() {
     let options = Options { shards: 2, ..Options::default() }.arg("--flush-interval-ms", 3_600_000);
     let mut cluster = Cluster::start(options).await;
-    wait_version(&cluster, CLUSTER_VERSION_IDS).await;
+    wait_version(&cluster, CLUSTER_VERSION_MAX).await;
     let options = in_step(2);
     let trainer = Trainer::connect(&cluster.endpoints()).await;
     let other = Trainer::connect(&cluster.endpoints()).await;
